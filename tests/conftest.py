@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -213,6 +214,23 @@ def environment(**variables: str) -> dict[str, str]:
     root = str(Path(__file__).resolve().parent.parent)
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | variables
+
+
+def wait_until(holds: Callable[[], Any]) -> Any:
+    """What it returns as soon as that is something; give up loudly."""
+    end = time.monotonic() + 120
+    while not (found := holds()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+    return found
+
+
+def lives(process: int) -> bool:
+    """Whether a process is there, and not only waits for someone to collect it."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:  # gone
+        return False
 
 
 def exported(run: Path) -> list[dict[str, Any]]:

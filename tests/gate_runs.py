@@ -33,13 +33,10 @@ CELLS = tuple(
     for n in (128, 256, 512, 1024)
 )
 METRICS: ExactMetrics = {
-    "flops_counted": 33_554_432,
-    "flops_counted_source": "dispatched",
-    "memory_workspace_bytes": 2_097_152,
-    "memory_prepared_bytes": 0,
-    "kernel": "aten::bmm; aten::_softmax",
-    "kernel_count": 3,
-}
+    "flops_counted": 33_554_432, "flops_counted_source": "dispatched",
+    "memory_workspace_bytes": 2_097_152, "memory_prepared_bytes": 0,
+    "kernel": "aten::bmm; aten::_softmax", "kernel_count": 3,
+}  # fmt: skip
 OK = Checked(status="ok", metrics=METRICS)
 BASE = Version(
     name="base", root="/tmp/base", files=("/tmp/base/fast.py",), ref="main",

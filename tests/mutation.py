@@ -25,7 +25,7 @@ TESTS = {
     "gate/decide": "gate_sign_test gate_sequential gate_verdict gate_exact gate_observation"
     " gate_stored",
     "worker/reference": "check fault",
-    "theory/costs": "costs",
+    "theory/costs": "costs decode",
     "base/stats": "times speed",
     "execution/supervision": "supervision",
 }

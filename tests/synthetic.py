@@ -18,25 +18,15 @@ from attnbench.schema.case import Case, Mask, Pass, Position, parse_mask, parse_
 from attnbench.schema.record import SCHEMA, Cell, Record, Sample
 
 CPU = {
-    "device": "cpu",
-    "device_name": "AMD EPYC 9B14",
-    "cores": 2,
-    "threads": 2,
-    "torch": "2.13.0+cpu",
-    "python": "3.11.7",
-    "platform": "Linux-6.1.0-x86_64-with-glibc2.36",
-    "memory_bytes": 8 * 2**30,
-    "caches": {"L1d": 32768, "L2": 1048576, "L3": 33554432},
+    "device": "cpu", "device_name": "AMD EPYC 9B14", "cores": 2, "threads": 2,
+    "torch": "2.13.0+cpu", "python": "3.11.7", "platform": "Linux-6.1.0-x86_64-with-glibc2.36",
+    "memory_bytes": 8 * 2**30, "caches": {"L1d": 32768, "L2": 1048576, "L3": 33554432},
     "matmul_precision": "highest",
-}
+}  # fmt: skip
 GPU = CPU | {
-    "device": "cuda",
-    "device_name": "NVIDIA H200",
-    "cores": 16,
-    "threads": 16,
-    "torch": "2.13.0+cu130",
-    "caches": {"L2": 50 * 2**20},
-}
+    "device": "cuda", "device_name": "NVIDIA H200", "cores": 16, "threads": 16,
+    "torch": "2.13.0+cu130", "caches": {"L2": 50 * 2**20},
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,11 +226,11 @@ def quick_records() -> list[Record]:
     return records
 
 
-def decode_case(context: int, cache: str, **fields: Any) -> Case:
+def decode_case(context: int, cache: str) -> Case:
     """One decoding case of a small layer."""
     return Case(
         workload="decode", seq_len=context, cache=cache, width=256, new_tokens=8,
-        projection="separate", **fields,
+        projection="separate",
     )  # fmt: skip
 
 
@@ -248,30 +238,15 @@ PASSES: tuple[Pass, ...] = ("forward", "both")
 
 
 def gpu_records() -> list[Record]:
-    """A GPU run: bf16, full and causal, forward and both, n to 16384, decoding."""
+    """A GPU run: bf16, full and causal, forward and both, n to 16384."""
     records = []
     for mask, pass_, power in product(("full", "causal"), PASSES, (12, 14)):
         case = Case(
             device="cuda", dtype="bfloat16", seq_len=2**power, heads=16, head_dim=128,
             batch=2, mask=parse_mask(mask), pass_=pass_,
         )  # fmt: skip
-        records += [_gpu_cell(case, impl) for impl in GPU_MODELS]
-    for power, cache in product(range(10, 18, 3), CACHES):
-        case = decode_case(
-            2**power, cache, device="cuda", dtype="bfloat16", heads=32, kv_heads=8, head_dim=128
-        )
-        records += [ok(case, impl) for impl in ("naive", "sdpa")]
+        records += [ok(case, impl, l2="cold", energy_j=0.3) for impl in GPU_MODELS]
     return records
-
-
-def _gpu_cell(case: Case, impl: str) -> Record:
-    if impl == "sdpa-math" and case.seq_len > 8192:
-        return failed(case, impl, "oom", "CUDA out of memory: 64.0 GiB wanted, 41.2 GiB free")
-    if impl == "flex" and case.seq_len > 4096 and case.pass_ == "both":
-        return failed(case, impl, "timeout", "no result within 60 s (--timeout)")
-    if impl == "chunked" and case.mask.text == "causal":
-        return failed(case, impl, "unsupported", "chunked takes full masks only")
-    return ok(case, impl, l2="cold", energy_j=0.3)
 
 
 def failed_records() -> list[Record]:
@@ -299,21 +274,11 @@ def hostile_records() -> list[Record]:
     return [ok(case, "naive"), ok(case, "<b>x</b>|y"), failed(case, "bad", "error", reason)]
 
 
-def single_n_records() -> list[Record]:
-    """One sequence length only, where lines against n would be empty."""
-    return [ok(Case(seq_len=512, heads=h), impl) for h in (4, 8) for impl in CPU_MODELS]
-
-
 RUNS = {
-    "quick": quick_records,
-    "gpu": gpu_records,
-    "failed": failed_records,
-    "one": lambda: [ok(Case(seq_len=128), "sdpa")],
-    "bare": bare_records,
-    "hostile": hostile_records,
-    "single-n": single_n_records,
-    "empty": list,
-}
+    "quick": quick_records, "gpu": gpu_records, "failed": failed_records,
+    "one": lambda: [ok(Case(seq_len=128), "sdpa")], "bare": bare_records,
+    "hostile": hostile_records, "empty": list,
+}  # fmt: skip
 
 
 def write_named(folder: Path, name: str) -> Path:

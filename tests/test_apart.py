@@ -3,13 +3,7 @@ import random
 
 import pytest
 
-from attnbench.analysis.apart import (
-    CellTime,
-    common_shift,
-    residuals,
-    scale,
-    taken_apart,
-)
+from attnbench.analysis.apart import CellTime, common_shift, residuals, scale, taken_apart
 
 
 def run_of(factor=1.0, cells=20, groups=4, noise=0.0, seed=0, by_group=(), own=()):
@@ -31,13 +25,6 @@ def moved(after, before):
 
 
 KEYS = [(f"case{n}", "naive") for n in range(20)]
-
-
-def test_a_slow_machine_is_a_shift_and_leaves_no_residual():
-    after = run_of(1.3, seed=1)
-    shift = common_shift(after, run_of())
-    assert shift.run == pytest.approx(math.log(1.3))
-    assert all(abs(value) < 1e-9 for value in moved(after, run_of()).values())
 
 
 def test_a_neighbour_who_slowed_one_group_is_taken_off_that_group():

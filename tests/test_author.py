@@ -56,16 +56,14 @@ def draw(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("scale", [None, 0.3])
 @pytest.mark.parametrize("name", ["naive", "mine"])
-def test_get_computes_what_sdpa_does(
-    mine: Path, name: str, scale: float | None, causal: bool
-) -> None:
+def test_get_computes_what_sdpa_does(mine, name, scale, causal):
     call = attnbench.get(name, file=str(mine))
     q, k, v = draw(2, 4, 9, 8), draw(2, 2, 9, 8), draw(2, 2, 9, 5)
     expected = scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=True)
     torch.testing.assert_close(call(q, k, v, causal=causal, scale=scale), expected)
 
 
-def test_causal_is_bottom_right_where_the_lengths_differ() -> None:
+def test_causal_is_bottom_right_where_the_lengths_differ():
     q, k, v = draw(1, 1, 2, 4), draw(1, 1, 5, 4), draw(1, 1, 5, 4)
     mask = torch.ones(2, 5, dtype=torch.bool).tril(3)
     expected = scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -87,24 +85,19 @@ MISFITS: dict[str, tuple[Callable[[], tuple[Any, Any, Any]], list[str]]] = {
         lambda: (draw(*GOOD), draw(*GOOD), torch.empty(GOOD, device="meta", dtype=torch.float64)),
         ["one device", "cpu, cpu, meta"],
     ),
-    "a device of no use": (
-        lambda: (torch.empty(GOOD, device="meta"),) * 3,
-        ["meta", "cpu"],
-    ),
+    "a device of no use": (lambda: (torch.empty(GOOD, device="meta"),) * 3, ["meta", "cpu"]),
 }
 
 
 @pytest.mark.parametrize(("tensors", "says"), MISFITS.values(), ids=MISFITS)
-def test_tensors_that_do_not_fit_are_one_clear_line(
-    tensors: Callable[[], tuple[Any, Any, Any]], says: list[str]
-) -> None:
+def test_tensors_that_do_not_fit_are_one_clear_line(tensors, says):
     with pytest.raises(UsageError) as caught:
         attnbench.get("naive")(*tensors())
     assert "\n" not in str(caught.value)
     assert [text for text in says if text not in str(caught.value)] == []
 
 
-def test_what_an_implementation_cannot_take_is_said(tmp_path: Path) -> None:
+def test_what_an_implementation_cannot_take_is_said(tmp_path):
     file = tmp_path / "picky.py"
     file.write_text(MINE.replace('"mine",', '"picky", dtypes=("bfloat16",),'))
     call = attnbench.get("picky", file=str(file))
@@ -113,7 +106,7 @@ def test_what_an_implementation_cannot_take_is_said(tmp_path: Path) -> None:
         call(draw(*GOOD), draw(*GOOD), draw(*GOOD))
 
 
-def test_a_broken_entry_point_only_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_entry_point_only_warns(monkeypatch):
     from attnbench.api import direct
 
     monkeypatch.setattr(direct, "load_entry_points", lambda: ["entry point x (y): ImportError"])
@@ -126,9 +119,7 @@ def test_a_broken_entry_point_only_warns(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("error", [ImportError("no such module"), SystemExit(1)])
-def test_an_entry_point_that_does_not_load_costs_one_line_and_no_other(
-    monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
+def test_an_entry_point_that_does_not_load_costs_one_line_and_no_other(monkeypatch, error):
     points = [Mock(value="package.broken"), Mock()]
     points[0].name, points[1].name = "broken", "fine"
     points[0].load.side_effect = error
@@ -138,7 +129,7 @@ def test_an_entry_point_that_does_not_load_costs_one_line_and_no_other(
     points[1].load.assert_called_once()
 
 
-def test_sweep_and_load_return_the_same_table(mine: Path, tmp_path: Path) -> None:
+def test_sweep_and_load_return_the_same_table(mine, tmp_path):
     table = attnbench.sweep(
         files=(str(mine),),
         output=tmp_path,

@@ -15,7 +15,6 @@ from attnbench.planning.battery import Item, battery, by_coverage
 from attnbench.schema.case import Case, Dtype
 from attnbench.schema.position import POSITIONS
 from attnbench.theory.projections import PROJECTIONS
-from attnbench.theory.traits import impossible
 from attnbench.worker.catalogue import reasons_against
 from attnbench.worker.workloads import WORKLOADS
 
@@ -236,10 +235,6 @@ def test_any_two_values_that_a_kernel_may_branch_on_meet_in_a_check(kernel):
     assert missing == []
 
 
-def test_what_makes_no_sense_is_in_no_check():
-    assert [item.name for item in ITEMS if impossible(item.case)] == []
-
-
 def test_a_check_is_there_once_by_name_and_by_what_is_done():
     names = Counter((item.name, item.case.pass_, item.case.dtype) for item in ITEMS)
     done = Counter((item.case.case_id, str(item.draw)) for item in ITEMS)
@@ -255,17 +250,6 @@ def test_the_battery_has_what_is_no_value_of_an_axis():
     assert any(item.draw.get("query_amplitude", 1) > 10 for item in ITEMS)
     rotary = {case.position.name for case in cases if case.position.encoding.kind == "rotary"}
     assert rotary == {name for name in POSITIONS.names() if POSITIONS.get(name).kind == "rotary"}
-
-
-def test_those_that_compile_begin_with_the_brief_items_of_the_first_dtype():
-    items = battery("cpu", ("bfloat16", "float32"))
-    brief = [item for item in items if item.brief]
-    assert {item.case.pass_ for item in brief} == {"forward", "both"}
-    assert {item.case.dtype for item in brief} == {"bfloat16"}
-    assert len(brief) <= 6
-    order = [items[place] for place in by_coverage(items)]
-    assert {id(item) for item in order[: len(brief)]} == set(map(id, brief))
-    assert sorted(map(id, order)) == sorted(map(id, items))
 
 
 def test_the_first_items_in_the_order_of_coverage_are_of_all_kinds():

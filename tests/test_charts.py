@@ -10,24 +10,16 @@ import pytest
 from attnbench.analysis.table import compared, rope_cost
 from attnbench.execution.store import load_run
 from attnbench.report import roofline
-from attnbench.report.charts import (
-    CHARTS,
-    pages,
-    with_rate_interval,
-    with_recurrent,
-)
+from attnbench.report.charts import CHARTS, pages, with_rate_interval, with_recurrent
 from attnbench.report.figures import looks
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from tests import synthetic
 
 MEASURED = {
-    "matmul_tflops": {"float32": 0.2, "bfloat16": 745.0},
-    "copy_gbps": 28.0,
-    "read_gbps": 31.0,
-    "launch_us": 0.63,
-    "cache_bytes": 2**25,
-}
+    "matmul_tflops": {"float32": 0.2, "bfloat16": 745.0}, "copy_gbps": 28.0, "read_gbps": 31.0,
+    "launch_us": 0.63, "cache_bytes": 2**25,
+}  # fmt: skip
 TIME = CHARTS.get("time")
 CPU = {"environment": synthetic.CPU | {"ceilings": MEASURED}}
 GPU = {"environment": synthetic.GPU | {"ceilings": MEASURED | {"read_gbps": 4290.0}}}
@@ -42,12 +34,6 @@ def cells(tmp_path: Path, records: list[Record], info: dict[str, Any] | None = N
 
 def naive(workload: Any = "attention", **fields: Any) -> Record:
     return synthetic.ok(Case(workload=workload, **fields), "naive")
-
-
-# How implementations look.
-
-
-# Axes and labels.
 
 
 # Which rows share a figure and a panel.

@@ -8,13 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.api import IMPLEMENTATIONS, attention
 from attnbench.measure.probes import profile_call
-from attnbench.planning.battery import battery
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.theory.traits import case_label
 from attnbench.worker import reference as module
-from attnbench.worker.checking import check_item
 from attnbench.worker.inputs import Draw, laid_out, needle_pairs
 from attnbench.worker.reference import (
     Reference,
@@ -223,15 +220,19 @@ def test_at_long_n_a_dropped_key_shows_by_its_needle_alone():
     assert noticed == [False, True]
 
 
-@functools.cache
-def bfloat16_both() -> tuple[Reference, dict[str, torch.Tensor]]:
-    case = Case(pass_="both", heads=1, seq_len=1024, head_dim=64, dtype="bfloat16")
-    tensors = drawn(case)
+def by_sdpa(case: Case, tensors, **how) -> tuple[Reference, dict[str, torch.Tensor]]:
+    """The truth of a case of both passes, and what SDPA makes of it."""
     q, k, v = (tensors[name].detach().requires_grad_() for name in "qkv")
-    o = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    o = torch.nn.functional.scaled_dot_product_attention(q, k, v, **how)
     gradients = torch.autograd.grad(o, (q, k, v), tensors["do"])
     results = {"o": o.detach(), **dict(zip(("dq", "dk", "dv"), gradients, strict=True))}
     return reference(case, tensors), results
+
+
+@functools.cache
+def bfloat16_both() -> tuple[Reference, dict[str, torch.Tensor]]:
+    case = Case(pass_="both", heads=1, seq_len=1024, head_dim=64, dtype="bfloat16")
+    return by_sdpa(case, drawn(case))
 
 
 def mostly_zero(x):
@@ -297,25 +298,11 @@ def test_the_gradient_that_is_exactly_zero_has_room_for_rounding():
     assert 0 < truth.allowed["dq"].max < 1e-4
 
 
-def test_inputs_do_not_depend_on_the_layout():
-    case = Case(heads=2, seq_len=9, head_dim=4)
-    plain, strided = ATTENTION.tensors(case), laid_out(ATTENTION.tensors(case), Draw(strided=True))
-    for tensors in (plain, strided):
-        ATTENTION.fill(case, tensors, Draw(seed=5))
-    assert not strided["q"].is_contiguous()
-    assert torch.equal(plain["q"], strided["q"])
-    assert plain["q"].any()
-
-
 def test_recomputed_weights_have_room_for_the_rounding_of_their_log_sum_exp():
     # A fused backward makes the weights again as exp(s - lse); large logits make lse coarse.
     case = Case(pass_="both", heads=4, seq_len=64, head_dim=32, mask=CAUSAL)
     tensors = drawn(case, query_amplitude=30.0)
-    q, k, v = (tensors[name].detach().requires_grad_() for name in "qkv")
-    o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    gradients = torch.autograd.grad(o, (q, k, v), tensors["do"])
-    named = {"o": o, **dict(zip(("dq", "dk", "dv"), gradients, strict=True))}
-    truth = reference(case, tensors)
+    truth, named = by_sdpa(case, tensors, is_causal=True)
     assert judge(named, truth, case.dtype).reason is None
     assert judge(named | {"dv": named["dv"] * (1 + 1e-3)}, truth, case.dtype).reason
 
@@ -327,11 +314,7 @@ def test_what_cancels_in_the_gradient_of_a_single_query_has_room_for_what_was_ro
     o = plain_attention(case, in_float64(tensors)).values["o"]
     along = (tensors["do"].double() * o).sum() / o.square().sum()
     tensors["do"].sub_((along * o).bfloat16())
-    q, k, v = (tensors[name] for name in "qkv")
-    o = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-    gradients = torch.autograd.grad(o, (q, k, v), tensors["do"])
-    named = {"o": o, **dict(zip(("dq", "dk", "dv"), gradients, strict=True))}
-    truth = reference(case, tensors)
+    truth, named = by_sdpa(case, tensors)
     assert judge(named, truth, case.dtype).reason is None
     assert judge(named | {"dv": named["dv"] * 1.02}, truth, case.dtype).reason
 
@@ -376,57 +359,3 @@ def test_the_layouts_of_a_draw_are_those_that_it_says():
         assert do.is_contiguous() == (gradient is None)
         assert (do.stride(-1) == 0) == (gradient == "expanded")
         assert [tensors[name].requires_grad for name in "qkv"] == [True, False, False]
-
-
-class _Wrong(torch.autograd.Function):
-    """Attention whose gradients are wrong where an input needs none."""
-
-    @staticmethod
-    def forward(ctx, q, k, v, scale):
-        ctx.save_for_backward(q, k, v)
-        ctx.scale = scale
-        return (q * scale @ k.mT).softmax(-1) @ v
-
-    @staticmethod
-    def backward(ctx, do):
-        q, k, v = (x.detach().requires_grad_() for x in ctx.saved_tensors)
-        with torch.enable_grad():
-            o = (q * ctx.scale @ k.mT).softmax(-1) @ v
-        found = torch.autograd.grad(o, (q, k, v), do)
-        scaled = found if all(ctx.needs_input_grad[:3]) else [2 * x for x in found]
-        return *scaled, None
-
-
-def _softmax(scores, v):
-    return scores.softmax(-1) @ v
-
-
-# Wrong kernels of others: most were right in a battery that left each axis at its default.
-WRONG: dict[str, Any] = {
-    "ignores the scale": lambda q, k, v, scale: _softmax(q * q.shape[-1] ** -0.5 @ k.mT, v),
-    "reads q as if it were contiguous": lambda q, k, v, scale: _softmax(
-        torch.as_strided(q, q.shape, torch.empty(q.shape).stride(), 0) * scale @ k.mT, v
-    ),
-    "counts inputs that need no gradient": lambda q, k, v, scale: _Wrong.apply(q, k, v, scale),
-}
-
-
-@pytest.mark.parametrize("wrong", [None, *WRONG])
-def test_what_is_right_at_the_defaults_alone_is_found_by_the_battery(wrong):
-    right = lambda q, k, v, scale: _softmax(q * scale @ k.mT, v)  # noqa: E731
-    function = WRONG.get(wrong or "", right)
-
-    @attention("theirs", gqa=False, masks=("full",))
-    def theirs(q, k, v, *, causal, scale):
-        return function(q, k, v, scale)
-
-    statuses = set()
-    try:
-        for item in battery("cpu", ("float32",)):
-            case = item.case
-            plain = case.workload == "attention" and case.unmasked and case.position.name == "none"
-            if plain and case.kv_heads == case.heads and "property" not in item.draw:
-                statuses.add(check_item(case, "theirs", item.draw, 0)["status"])
-    finally:
-        IMPLEMENTATIONS.remove("theirs")
-    assert (statuses == {"ok"}) == (wrong is None)

@@ -72,11 +72,6 @@ def test_the_brief_items_are_checked_however_long_they_take():
     assert done == [result.item for result in results if result.item.brief]
 
 
-def test_all_of_it_is_checked_if_asked_for():
-    results = checked("naive-compiled", full=True)
-    assert count(results, "naive-compiled", "left") == 0
-
-
 def test_the_verdict_says_how_much_was_checked(cli: Cli):
     assert "right (9 of" in (table := cli("check", "--impls", "naive-compiled,naive").stdout)
     assert "; --full)" in table

@@ -326,6 +326,3 @@ def test_a_torch_without_events_for_graphs_is_named(gpu, monkeypatch):
 def test_a_clock_that_does_not_exist_is_refused(device, asked, says):
     with pytest.raises(ValueError, match=says):
         clock_for(device, **asked)
-
-
-# The flush: it covers the last cache, and reads memory of its own.

@@ -61,13 +61,6 @@ def changed(found) -> dict[tuple[str, int], str]:
     return {cell: v for cell, v in verdicts(found).items() if v != "no change seen"}
 
 
-def test_of_cells_of_identical_code_at_most_one_in_a_hundred_is_called_changed(tmp_path):
-    for n in range(24):
-        run(tmp_path, f"r{n:02}", f"2026-11-20T{n:02}:00:00+00:00", seed=n, noise=0.03)
-    found = [compare([f"r{n:02}", f"r{n + 1:02}"], tmp_path)[0] for n in range(0, 24, 2)]
-    assert sum(len(changed(one)) for one in found) <= 0.01 * sum(len(verdicts(f)) for f in found)
-
-
 def test_a_cell_whose_history_is_noisy_must_change_by_more(runs, tmp_path):
     for n in range(10):
         draw = random.Random(n).uniform(0.7, 1.4)

@@ -1,4 +1,4 @@
-from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -36,20 +36,17 @@ def test_pairs_and_useful_flops_equal_a_count_one_by_one(
     assert mask_density(case) == sum(pairs) / (batch * queries * keys)
 
 
-@pytest.mark.parametrize(
-    ("pass_", "mask", "pairs", "recompute", "reasons"),
-    [
-        ("forward", "causal", 36, True, []),
-        ("both", "full", 64, True, []),
-        ("forward", "causal", 64, True, ["the full square of pairs, of which the mask admits 56"]),
-        ("backward", "full", 64, False, ["no scores recomputed in the backward pass"]),
-        ("both", "causal", 64, False, ["the full square", "no scores recomputed"]),
-        ("backward", "causal", 36, False, ["no scores recomputed"]),
-        ("both", "causal", 48, True, ["whole blocks where the mask cuts through: 1.33 x"]),
-        ("forward", "causal", 30, True, []),  # fewer than the mask admits: no reason is made up
-        ("forward", "full", 65, True, []),
-    ],
-)
+@pytest.mark.parametrize(("pass_", "mask", "pairs", "recompute", "reasons"), [
+    ("forward", "causal", 36, True, []),
+    ("both", "full", 64, True, []),
+    ("forward", "causal", 64, True, ["the full square of pairs, of which the mask admits 56"]),
+    ("backward", "full", 64, False, ["no scores recomputed in the backward pass"]),
+    ("both", "causal", 64, False, ["the full square", "no scores recomputed"]),
+    ("backward", "causal", 36, False, ["no scores recomputed"]),
+    ("both", "causal", 48, True, ["whole blocks where the mask cuts through: 1.33 x"]),
+    ("forward", "causal", 30, True, []),  # fewer than the mask admits: no reason is made up
+    ("forward", "full", 65, True, []),
+])  # fmt: skip
 def test_why_flops_differ_is_found_from_their_number(pass_, mask, pairs, recompute, reasons):
     case = Case(pass_=pass_, seq_len=8, head_dim=4, mask=parse_mask(mask))
     found = costs.why_core_flops(case, costs.core_flops(case, pairs, recompute=recompute))
@@ -57,38 +54,21 @@ def test_why_flops_differ_is_found_from_their_number(pass_, mask, pairs, recompu
     assert costs.why_core_flops(case, costs.core_flops(case, pairs) + 1) == []
 
 
-@pytest.mark.parametrize("mask", ["causal", "window:4"])
-def test_decode_flops_count_every_step_and_projection(mask):
+@pytest.mark.parametrize(
+    ("mask", "contexts", "most"),
+    [("causal", (5, 5), 99), ("window:4", (5, 5), 4), ("padding:5+2", (5, 2), 99)],
+)
+def test_decode_flops_count_every_step_and_projection(mask, contexts, most):
     case = Case(
-        workload="decode", seq_len=5, new_tokens=3, heads=4, kv_heads=2, head_dim=8, width=24,
-        mask=parse_mask(mask),
+        workload="decode", batch=2, seq_len=5, new_tokens=3, heads=4, kv_heads=2, head_dim=8,
+        width=24, mask=parse_mask(mask),
     )  # fmt: skip
     steps = 0
-    for t in range(3):
-        keys = min(5 + t + 1, 4 if mask == "window:4" else 99)
+    for context, t in product(contexts, range(3)):
+        keys = min(context + t + 1, most)
         steps += 2 * 4 * keys * (8 + 8)  # scores and weighted sum of one query, each head
         steps += 2 * 24 * (4 * 8 + 2 * 8 + 2 * 8 + 4 * 8)  # q, k, v and output projections
     assert costs.decode_flops_useful(case) == steps // 3
-
-
-def test_a_step_of_decoding_reads_weights_and_cache_once_in_the_bits_that_it_holds():
-    case = Case(
-        workload="decode", seq_len=5, new_tokens=4, heads=4, kv_heads=2, head_dim=8, width=24,
-        mask=parse_mask("causal"), batch=2, dtype="bfloat16",
-    )  # fmt: skip
-    weights, x_and_y = 24 * (4 + 2) * 16, 2 * 2 * 24
-    keys = 2 * (6 + 7 + 8 + 9)  # of both items, in four steps
-    assert costs.decode_bytes_min(case) == 2 * (weights + 2 * keys // 4 * 16 + x_and_y)
-    two = replace(case, query_tokens=2)  # two steps: after 7 and after 9 tokens
-    assert costs.decode_bytes_min(two) == 2 * (weights // 2 + 2 * (2 * 16 // 4) * 16 + x_and_y)
-    rounded = replace(case, cache="int8")  # 16 bytes and two scales
-    assert costs.decode_bytes_min(rounded) == 2 * weights + 2 * keys // 4 * (16 + 4) + 2 * x_and_y
-    short = replace(case, mask=parse_mask("padding:5+2"))
-    fewer = 6 + 7 + 8 + 9 + 3 + 4 + 5 + 6
-    assert costs.decode_bytes_min(short) == 2 * (weights + 2 * (fewer // 4) * 16 + x_and_y)
-    pair = 2 * 4 * (8 + 8)
-    found = costs.decode_flops_useful(case) - costs.decode_flops_useful(short)
-    assert found == (keys - fewer) * pair // 4
 
 
 @pytest.mark.parametrize(

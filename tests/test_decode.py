@@ -31,19 +31,9 @@ from attnbench.worker.workloads.decode import each_layer, hidden_states
 load_built_in()
 
 DECODE = Case(
-    workload="decode",
-    batch=2,
-    heads=4,
-    kv_heads=2,
-    seq_len=11,
-    head_dim=8,
-    value_dim=6,
-    mask=parse_mask("causal"),
-    width=20,
-    cache="static",
-    new_tokens=6,
-    dtype="float64",
-)
+    workload="decode", batch=2, heads=4, kv_heads=2, seq_len=11, head_dim=8, value_dim=6,
+    mask=parse_mask("causal"), width=20, cache="static", new_tokens=6, dtype="float64",
+)  # fmt: skip
 
 
 def bound(case: Case, impl: str = "naive"):
@@ -287,25 +277,19 @@ def test_the_check_of_decode_accepts_it_and_notices_a_stale_cache(cache):
         assert judge(decoder.named(decoder.call()), truth, case.dtype).reason is None
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"cache": "sliding"}, "(--masks window:256)"),
-        (
-            {"cache": "sliding", "mask": parse_mask("window:4"), "query_tokens": 2},
-            "--query-tokens 1",
-        ),
-        (
-            {"cache": "concat", "mask": LENGTHS},
-            "with caches static, shared, paged, int8,",
-        ),
-        ({"mask": LENGTHS, "query_tokens": 2}, "one query at a time"),
-        ({"cache": "static:12"}, "holds 12 tokens, not the 17"),
-        ({"cache": "static:64", "query_tokens": 2}, "by a mask that is for one query"),
-        ({"cache": "shared"}, "shares among 2 layers, which --layers 1 does not fill"),
-        ({"query_tokens": 4}, "4 tokens a step (--query-tokens), which do not divide 6"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"cache": "sliding"}, "(--masks window:256)"),
+    (
+        {"cache": "sliding", "mask": parse_mask("window:4"), "query_tokens": 2},
+        "--query-tokens 1",
+    ),
+    ({"cache": "concat", "mask": LENGTHS}, "with caches static, shared, paged, int8,"),
+    ({"mask": LENGTHS, "query_tokens": 2}, "one query at a time"),
+    ({"cache": "static:12"}, "holds 12 tokens, not the 17"),
+    ({"cache": "static:64", "query_tokens": 2}, "by a mask that is for one query"),
+    ({"cache": "shared"}, "shares among 2 layers, which --layers 1 does not fill"),
+    ({"query_tokens": 4}, "4 tokens a step (--query-tokens), which do not divide 6"),
+])  # fmt: skip
 def test_what_no_core_could_make_sense_of_in_decoding_has_a_reason(fields, words):
     assert words in (impossible(dataclasses.replace(DECODE, **fields)) or "")
     for text in ("paged:page=0", "paged:size=3", "concat:4", "static:many"):
@@ -332,16 +316,9 @@ def test_a_window_limits_what_decode_sees_and_without_a_mask_it_makes_no_sense()
 
 def test_a_token_lost_from_a_long_cache_shows_by_its_needle_alone():
     case = dataclasses.replace(
-        DECODE,
-        dtype="bfloat16",
-        seq_len=8192,
-        heads=2,
-        head_dim=32,
-        value_dim=32,
-        width=128,
-        new_tokens=2,
-        position=parse_position("rope"),
-    )
+        DECODE, dtype="bfloat16", seq_len=8192, heads=2, head_dim=32, value_dim=32, width=128,
+        new_tokens=2, position=parse_position("rope"),
+    )  # fmt: skip
     workload = WORKLOADS.get("decode")
     noticed = {}
     for needles in (False, True):

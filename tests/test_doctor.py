@@ -214,10 +214,8 @@ def test_a_gpu_is_shown_with_what_works_on_it_on_one_page_of_80_columns(
     cli: Cli, diagnosed, monkeypatch
 ):
     on = {
-        "facts.device": "cuda",
-        "facts.device_name": "NVIDIA H100 80GB HBM3",
-        "facts.cuda": "12.8",
-    }
+        "facts.device": "cuda", "facts.device_name": "NVIDIA H100 80GB HBM3", "facts.cuda": "12.8",
+    }  # fmt: skip
     launch = {"flush_us": 40.0, "enqueue_us": 90.0, "hidden_us": 90.0}
     nvml = {"problem": "NVML: no energy_mj (Not Supported)", "energy_counter": False}
     diagnosed(changed(**on, **{"tests.launch": launch}, gpu=GPU | nvml))

@@ -66,14 +66,10 @@ class Machine:
 
     def measure(self, targets: dict[str, Target], rule: StoppingRule, **options: Any) -> None:
         watch = Watch(
-            sensor=options.pop("sensor", None),
-            interruptions=lambda: self.switches,
-            driver_allocations=lambda: self.allocations,
-            probe_us=lambda: next(self.probes_us),
-            stolen_ticks=lambda: self.ticks,
-            throttled_us=lambda: self.withheld_us,
-            calm_turns=0,
-        )
+            sensor=options.pop("sensor", None), interruptions=lambda: self.switches,
+            driver_allocations=lambda: self.allocations, probe_us=lambda: next(self.probes_us),
+            stolen_ticks=lambda: self.ticks, throttled_us=lambda: self.withheld_us, calm_turns=0,
+        )  # fmt: skip
         Measurement(targets, self, rule, watch, **options).run(seed=1)  # type: ignore[arg-type]
 
     def run(self, costs: dict[str, Cost], rule: StoppingRule, **options: Any) -> dict[str, Target]:
@@ -181,12 +177,6 @@ def test_a_sample_is_as_fast_as_its_fastest_batch_and_keeps_the_others(machine):
     for sample in target.samples:
         assert sorted(sample.blocks_us) == [2000.0] * 2 + [2600.0] * 8
         assert sample.time_us == 2000.0
-
-
-def counted(cost_us: float) -> tuple[Target, Iterator[int]]:
-    """A target, and an iterator whose next number is how many times it was called."""
-    calls = itertools.count()
-    return Target(call=lambda: (next(calls), cost_us)[1]), calls
 
 
 # Warming up.

@@ -34,18 +34,15 @@ def masked(item: Item) -> bool:
     return not item.case.unmasked and item.case.mask.text == "causal"
 
 
-@pytest.mark.parametrize(
-    ("fails", "found"),
-    [
-        (masked, ("causal",)),
-        (lambda item: masked(item) and item.case.seq_len != item.case.kv_len, ("causal", "L != S")),
-        (lambda item: item.case.dtype == "bfloat16", ("in bfloat16",)),
-        (lambda item: item.case.kv_heads < item.case.heads, ("grouped heads",)),
-        (lambda item: "query_amplitude" in item.draw, ("with q × 30",)),
-        (lambda item: bool(item.draw.get("strided")), ("with strided inputs",)),
-        (lambda item: True, ()),
-    ],
-)
+@pytest.mark.parametrize(("fails", "found"), [
+    (masked, ("causal",)),
+    (lambda item: masked(item) and item.case.seq_len != item.case.kv_len, ("causal", "L != S")),
+    (lambda item: item.case.dtype == "bfloat16", ("in bfloat16",)),
+    (lambda item: item.case.kv_heads < item.case.heads, ("grouped heads",)),
+    (lambda item: "query_amplitude" in item.draw, ("with q × 30",)),
+    (lambda item: bool(item.draw.get("strided")), ("with strided inputs",)),
+    (lambda item: True, ()),
+])  # fmt: skip
 def test_the_pattern_is_what_all_failed_and_none_that_passed_have(fails, found):
     failed, passed = [x for x in ITEMS if fails(x)], [x for x in ITEMS if not fails(x)]
     assert pattern(failed, passed) == (found, (len(failed), len(passed) * (not found)))
@@ -72,11 +69,6 @@ def crossed(**values: Any) -> list[Item]:
             ),
             lambda case: case.cache == "paged:4",
             ("where the cache holds more than one page",),
-        ),
-        (
-            crossed(heads=[4, 6], kv_heads=[2], head_dim=[8, 16, 64], dtype=["float32", "float16"]),
-            lambda case: case.heads == 6,
-            ("H not a power of two",),
         ),
         (
             crossed(scale=[None, 0.3], head_dim=[8, 16, 64], seq_len=[8, 80]),
@@ -148,20 +140,6 @@ def test_a_constant_ratio_is_named_where_it_is_a_known_factor(name, factor):
     assert kind.ratios == pytest.approx((min(ratios), max(ratios)))
 
 
-def test_what_is_wrong_in_the_root_mean_square_alone_is_said_by_that():
-    fault = {
-        "code": "wrong", "tensor": "o", "explained": [], "got": 0.5, "expected": 0.5625,
-        "error": 0.0625, "allowed": 0.125, "rms": 0.03, "rms_allowed": 0.01,
-        "at": {"batch": 0}, "touched": {},
-    }  # fmt: skip
-    (kind,) = failures(results(masked, lambda item: fault))
-    said = "   in the root mean square it is off by 0.03, where 0.01 is allowed"
-    assert said in list(lines(kind, 1))
-    fault["error"] = 0.25
-    (kind,) = failures(results(masked, lambda item: fault))
-    assert said not in list(lines(kind, 1))
-
-
 def test_a_kind_of_failure_reads_as_sentences():
     fault = {
         "code": "wrong", "tensor": "o", "explained": ["one-key-more"], "got": -1.5,
@@ -181,3 +159,9 @@ def test_a_kind_of_failure_reads_as_sentences():
     )
     assert key == "   query 17 sees key 18; it should see 0 … 17"
     assert touched == "   wrong in all 4 heads, 63 of 64 queries (0 … 62)"
+    # Of what is wrong in the root mean square alone that is said.
+    said = "   in the root mean square it is off by 0.03, where 0.01 is allowed"
+    for error in (5e-7, 1.75):
+        fault |= {"error": error, "rms": 0.03, "rms_allowed": 0.01}
+        (kind,) = failures(results(masked, lambda _, fault=fault: fault))
+        assert (said in list(lines(kind, 1))) == (error < 1e-6)

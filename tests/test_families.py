@@ -9,11 +9,13 @@ import torch
 from attnbench.api import IMPLEMENTATIONS, Case, Mask, Patterned, attention_builder, dense_mask
 from attnbench.api import implementation as named
 from attnbench.api.loader import load_built_in
+from attnbench.schema.record import Record
 from attnbench.worker.checking import Entry, Reporter, check_item, check_twice, measure_distances
 from attnbench.worker.inputs import Draw
-from attnbench.worker.reference import core_of
+from attnbench.worker.measuring import prepare
 from attnbench.worker.trial import Trial
 from attnbench.worker.workloads import WORKLOADS
+from tests.conftest import collector
 
 Call = Callable[..., torch.Tensor]
 
@@ -46,7 +48,7 @@ def windowed() -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("workload", ["attention", "layer", "decode"])
-def test_a_definition_takes_the_place_of_attention(windowed: list[int], workload: str) -> None:
+def test_a_definition_takes_the_place_of_attention(windowed, workload):
     row = {
         "workload": workload, "pass": "both", "batch": 2, "heads": 2, "kv_heads": 1,
         "seq_len": 40, "head_dim": 8, "mask": "causal",
@@ -62,9 +64,7 @@ def test_a_definition_takes_the_place_of_attention(windowed: list[int], workload
 
 
 @pytest.mark.parametrize(("dtype", "status"), [("float16", "unsupported"), ("bfloat16", "ok")])
-def test_where_exact_results_are_too_large_for_the_dtype_nothing_can_be_right(
-    dtype: str, status: str
-) -> None:
+def test_where_exact_results_are_too_large_for_the_dtype_nothing_can_be_right(dtype, status):
     load_built_in()
     row = {
         "workload": "layer", "projection": "separate", "layers": 2, "width": 48, "batch": 2,
@@ -75,9 +75,7 @@ def test_where_exact_results_are_too_large_for_the_dtype_nothing_can_be_right(
     assert status == "ok" or "float16 6.55e+04 at most" in found["reason"]
 
 
-def test_distances_are_from_exact_attention_and_smaller_where_attention_is_local(
-    windowed: list[int],
-) -> None:
+def test_distances_are_from_exact_attention_and_smaller_where_attention_is_local(windowed):
     case = Case(heads=2, seq_len=256, head_dim=16)
     workload = WORKLOADS.get("attention")
     tensors = workload.tensors(case)
@@ -101,7 +99,7 @@ def test_distances_are_from_exact_attention_and_smaller_where_attention_is_local
     assert some["approx_error"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_definition_that_fails_costs_its_own_cell_alone() -> None:
+def test_a_definition_that_fails_costs_its_own_cell_alone():
     load_built_in()
 
     def broken(case: Case) -> Call:
@@ -109,43 +107,22 @@ def test_a_definition_that_fails_costs_its_own_cell_alone() -> None:
 
     attention_builder("undefined", family="linear", definition=broken)(lambda case: near(case, 1))
     try:
-        case = Case(seq_len=16)
-        tensors = WORKLOADS.get("attention").tensors(case)
-        trials = {
-            n: Trial(impl=named(n), case=case, tensors=tensors) for n in ("naive", "undefined")
-        }
-        failed: list[str] = []
-        reporter = Reporter(
-            at=lambda *_: None, record=lambda _, r: failed.append(f"{r.cell.impl} {r.status}")
-        )
-        entry = Entry(index=0, case=case, impls=("naive", "undefined"))
-        check_twice(entry, trials, (Draw(seed=1), Draw(seed=2)), reporter)
-        assert failed == ["undefined error"]
-        assert trials["naive"].metrics["error_ratio"] <= 1
+        failed: list[Record] = []
+        entry = Entry(index=0, case=Case(seq_len=16), impls=("naive", "undefined"))
+        trials = prepare(entry, 0, collector(failed))
     finally:
         IMPLEMENTATIONS.remove("undefined")
+    assert [(record.cell.impl, record.status) for record in failed] == [("undefined", "error")]
+    assert trials["naive"].metrics["error_ratio"] <= 1
 
 
-def test_a_patterned_query_without_keys_gives_zero_and_no_gradient() -> None:
-    case = Case(heads=2, kv_heads=1, seq_len=3, kv_len=3, head_dim=4)
-    admitted = torch.tensor([[1, 0, 0], [0, 0, 0], [1, 1, 0]], dtype=torch.bool)
-    q, k, v = (torch.randn(1, h, 3, 4, dtype=torch.float64, requires_grad=True) for h in (2, 1, 1))
-    o = Patterned(case, admitted)(q, k, v)
-    assert not o[:, :, 1].any()
-    assert torch.allclose(o[:, 1, 0], v[:, 0, 0])
-    gradients = torch.autograd.grad(o.sum(), (q, k, v))
-    assert all(bool(x.isfinite().all()) for x in gradients)
-    assert not gradients[0][:, :, 1].any()
-    assert core_of(None)(case, {"q": q, "k": k, "v": v}).values["o"].shape == o.shape
-
-
-def test_what_a_definition_needs_is_unknown_where_it_is_not_declared(windowed: list[int]) -> None:
+def test_what_a_definition_needs_is_unknown_where_it_is_not_declared(windowed):
     trial = Trial(impl=named("near"), case=Case(seq_len=16), tensors={})
     assert (trial.costs()["flops_useful"], trial.costs()["flops_executed"]) == (None, 8000)
 
 
 @pytest.mark.parametrize("count", [-1, 2.5, "many"])
-def test_a_count_of_flops_that_is_none_costs_its_own_cell_alone(count: Any) -> None:
+def test_a_count_of_flops_that_is_none_costs_its_own_cell_alone(count):
     attention_builder("miscounted", flops=lambda case: count)(lambda case: near(case, 1))
     try:
         case = Case(seq_len=16)

@@ -8,9 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from attnbench.execution.store import INFO, PLAN, RECORDS, RunWriter, load_run
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from tests import hostile, synthetic
-from tests.conftest import COMMAND, TINY, Cli, Refused, environment, exported, run_attnbench
+from tests.conftest import COMMAND, TINY, environment, exported, lives, run_attnbench, wait_until
 from tests.hostile import HARMLESS
 
 Rows = dict[tuple[str, int], dict[str, Any]]
@@ -57,9 +55,7 @@ def hostile_rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
 
 
 @pytest.mark.parametrize(("name", "status", "says"), [(n, *fate) for n, fate in FATES.items()])
-def test_a_fault_costs_its_own_cell_with_a_status_and_a_reason(
-    hostile_rows: Rows, name: str, status: str, says: str
-) -> None:
+def test_a_fault_costs_its_own_cell_with_a_status_and_a_reason(hostile_rows, name, status, says):
     row = hostile_rows[name, 24]
     assert row["status"] == status
     assert says in (row["reason"] or "")
@@ -68,9 +64,7 @@ def test_a_fault_costs_its_own_cell_with_a_status_and_a_reason(
     assert row["processes"] == 2 or status != "ok"
 
 
-def test_the_others_in_the_same_case_and_the_cases_after_it_are_measured(
-    hostile_rows: Rows,
-) -> None:
+def test_the_others_in_the_same_case_and_the_cases_after_it_are_measured(hostile_rows):
     assert len(hostile_rows) == 2 * (len(FATES) + 1)
     others = {key: row["status"] for key, row in hostile_rows.items() if key[1] == HARMLESS}
     assert set(others.values()) == {"ok"}
@@ -121,19 +115,7 @@ class Sweep:
         return text[: text.rfind(b"\n") + 1]
 
     def worker_has_ended(self) -> bool:
-        """True where its processes are gone, or wait only for someone to collect them."""
-        return not any(
-            process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-            for process in self._workers
-        )
-
-
-def wait_until(holds: Callable[[], bool], within_s: float = 60) -> None:
-    """Ask now and then; give up loudly."""
-    end = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
+        return not any(lives(process.pid) for process in self._workers)
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +131,7 @@ def killed_copy(killed: Sweep, tmp_path: Path) -> Path:
     return Path(shutil.copytree(killed.path, tmp_path / "r"))
 
 
-def test_a_killed_run_loads_and_leaves_no_worker(killed: Sweep, killed_copy: Path) -> None:
+def test_a_killed_run_loads_and_leaves_no_worker(killed, killed_copy):
     (killed_copy / ".run.json.12345").write_text('{"schema"')  # as a killed write leaves it
     rows = exported(killed_copy)
     assert 0 < len(rows) < PLANNED
@@ -158,9 +140,7 @@ def test_a_killed_run_loads_and_leaves_no_worker(killed: Sweep, killed_copy: Pat
 
 
 @pytest.mark.usefixtures("imagined_worker")
-def test_resume_measures_what_is_missing_and_repairs_a_half_written_line(
-    cli: Cli, killed: Sweep, killed_copy: Path
-) -> None:
+def test_resume_measures_what_is_missing_and_repairs_a_half_written_line(cli, killed, killed_copy):
     before = killed.complete_lines()
     (killed_copy / RECORDS).write_bytes(before + before[: len(before) // 3].rstrip(b"\n"))
     result = cli("sweep", "--resume", killed_copy, "--quiet")
@@ -187,8 +167,8 @@ def test_resume_measures_what_is_missing_and_repairs_a_half_written_line(
     ],
 )
 def test_resume_elsewhere_is_refused_and_names_the_difference(
-    cli: Cli, assert_refused: Refused, killed_copy: Path, old: str, new: str, says: tuple[str, ...]
-) -> None:
+    cli, assert_refused, killed_copy, old, new, says
+):
     plan, info = killed_copy / PLAN, killed_copy / INFO
     file = plan if old in plan.read_text() else info
     head, _, tail = file.read_text().rpartition(old)
@@ -207,9 +187,7 @@ SLOWLY = pytest.mark.slow
     "number",
     [signal.SIGINT, *(pytest.param(x, marks=SLOWLY) for x in (signal.SIGTERM, signal.SIGHUP))],
 )
-def test_an_interrupt_ends_with_its_code_the_resume_command_and_no_worker(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_an_interrupt_ends_with_its_code_the_resume_command_and_no_worker(tmp_path, number):
     sweep = Sweep(tmp_path)
     sweep.process.send_signal(number)
     _, stderr = sweep.process.communicate(timeout=60)
@@ -227,9 +205,7 @@ def test_an_interrupt_ends_with_its_code_the_resume_command_and_no_worker(
 
 @pytest.mark.usefixtures("imagined_worker")
 @pytest.mark.parametrize(("status", "code"), [("incorrect", 1), ("oom", 0), ("crashed", 0)])
-def test_only_incorrect_rows_make_a_resumed_run_exit_with_1(
-    cli: Cli, tmp_path: Path, status: Any, code: int
-) -> None:
+def test_only_incorrect_rows_make_a_resumed_run_exit_with_1(cli, tmp_path, status, code):
     args = ("--impls", "naive,sdpa", "--output", tmp_path, "--name", "r")
     assert cli("sweep", *args).exit_code == 0
     first = load_run(tmp_path / "r").records[0].cell
@@ -241,8 +217,8 @@ def test_only_incorrect_rows_make_a_resumed_run_exit_with_1(
 @pytest.mark.usefixtures("imagined_worker")
 @pytest.mark.parametrize(("status", "code"), [("incorrect", 1), ("unsupported", 2), ("crashed", 2)])
 def test_a_sweep_in_which_no_cell_was_measured_does_not_exit_with_0(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: Any, code: int
-) -> None:
+    cli, tmp_path, monkeypatch, status, code
+):
     def failed(_: Any, jobs: Any) -> Any:
         cells = [cell for job in jobs for cell in job.cells()]
         return (synthetic.failed(cell.case, cell.impl, status, "it has to be") for cell in cells)
@@ -256,8 +232,8 @@ def test_a_sweep_in_which_no_cell_was_measured_does_not_exit_with_0(
 @pytest.mark.usefixtures("imagined_worker")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_what_was_killed_from_outside_is_measured_anew_if_asked_for(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
-) -> None:
+    cli, tmp_path, monkeypatch, processes
+):
     measured, suspects = LocalRunner.run, list[str]()
 
     def measured_(runner: LocalRunner, jobs: Any) -> Any:
@@ -288,19 +264,14 @@ def test_what_was_killed_from_outside_is_measured_anew_if_asked_for(
     assert after.count(b"\n") == before.count(b"\n") + 1, "others were measured anew"
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (("--resume", "r", "--retry", "crushed"), "--retry takes any of unsupported, inc"),
-        (("--resume", "r", "--retry", "ok"), "error, skipped, not 'ok'"),
-        (("--resume", "r", "--retry", ""), "--retry takes any of unsupported, inc"),
-        (("--resume", "r", "--retry", " , "), "error, skipped, not ''"),
-        (("--retry", "crashed"), "goes with --resume RUN"),
-    ],
-)
-def test_a_retry_that_makes_no_sense_is_refused(
-    cli: Cli, assert_refused: Refused, args: tuple[str, ...], says: str
-) -> None:
+@pytest.mark.parametrize(("args", "says"), [
+    (("--resume", "r", "--retry", "crushed"), "--retry takes any of unsupported, inc"),
+    (("--resume", "r", "--retry", "ok"), "error, skipped, not 'ok'"),
+    (("--resume", "r", "--retry", ""), "--retry takes any of unsupported, inc"),
+    (("--resume", "r", "--retry", " , "), "error, skipped, not ''"),
+    (("--retry", "crashed"), "goes with --resume RUN"),
+])  # fmt: skip
+def test_a_retry_that_makes_no_sense_is_refused(cli, assert_refused, args, says):
     assert_refused(cli("sweep", *args), says)
 
 
@@ -310,12 +281,8 @@ def test_a_retry_that_makes_no_sense_is_refused(
 @pytest.mark.usefixtures("imagined_worker")
 @pytest.mark.parametrize("written", [0, 1, 4, 6, 7])  # nothing, two records, or all
 def test_a_full_disk_is_one_line_and_the_records_so_far_are_intact(
-    cli: Cli,
-    assert_refused: Refused,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    written: int,
-) -> None:
+    cli, assert_refused, monkeypatch, tmp_path, written
+):
     synced: list[int] = []
 
     def fsync(file: int) -> None:
@@ -338,7 +305,7 @@ def test_a_full_disk_is_one_line_and_the_records_so_far_are_intact(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_what_could_not_be_written_is_not_tried_again_on_closing(tmp_path: Path) -> None:
+def test_what_could_not_be_written_is_not_tried_again_on_closing(tmp_path):
     writer = RunWriter(tmp_path)
     with Path("/dev/full").open("ab") as full:
         os.dup2(full.fileno(), writer._file.fileno())
@@ -347,7 +314,7 @@ def test_what_could_not_be_written_is_not_tried_again_on_closing(tmp_path: Path)
     writer.close()
 
 
-def test_records_of_a_run_that_was_removed_are_not_taken_for_stored(tmp_path: Path) -> None:
+def test_records_of_a_run_that_was_removed_are_not_taken_for_stored(tmp_path):
     with RunWriter.create(tmp_path, "r", {}) as writer:
         writer.append(synthetic.ok(Case(seq_len=8), "naive"))
         shutil.rmtree(writer.path)
@@ -357,8 +324,8 @@ def test_records_of_a_run_that_was_removed_are_not_taken_for_stored(tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_file_that_ends_the_worker_is_one_line_with_its_last_words_which_steer_no_terminal(
-    cli: Cli, assert_refused: Refused, tmp_path: Path
-) -> None:
+    cli, assert_refused, tmp_path
+):
     words = "'\\x1b[31m\\u202eout of ideas'"
     source = f"import os, sys; print({words}, file=sys.stderr, flush=True); os._exit(7)"
     (tmp_path / "ends.py").write_text(source)
@@ -367,7 +334,7 @@ def test_a_file_that_ends_the_worker_is_one_line_with_its_last_words_which_steer
 
 
 @pytest.mark.usefixtures("imagined_worker")
-def test_resume_decides_again_what_was_never_to_run(cli: Cli, tmp_path: Path) -> None:
+def test_resume_decides_again_what_was_never_to_run(cli, tmp_path):
     # As after a kill between run.json and the first record: nothing is recorded yet.
     asked = ("--seq-lens", "16", "--heads", "4", "--kv-heads", "4,3", "--impls", "naive,sdpa")
     cli("sweep", *asked, "--name", "r", "--output", tmp_path)

@@ -90,23 +90,20 @@ def test_on_a_gpu_the_allocator_is_limited_and_its_cache_is_free(monkeypatch):
     assert facts.free_bytes("cuda") == 4 * GIB
 
 
-@pytest.mark.parametrize(
-    ("small", "large", "says"),
-    [
-        ({}, {"seq_len": 1024}, "n=512 ran"),
-        ({"batch": 2}, {"batch": 3, "seq_len": 1024}, "B=2, n=512 ran"),
-        ({}, {"heads": 8}, "H=4 ran"),
-        ({"kv_len": 600}, {"kv_len": 700}, "S=600 ran"),
-        ({"layers": 2, "workload": "layer"}, {"layers": 4, "workload": "layer"}, "layers=2 ran"),
-        ({}, {}, None),
-        ({"seq_len": 1024}, {}, None),
-        ({}, {"seq_len": 1024, "dtype": "bfloat16"}, None),
-        ({}, {"seq_len": 1024, "mask": parse_mask("causal")}, None),
-        ({"batch": 2}, {"seq_len": 1024}, None),
-        ({}, {"seq_len": 1024, "pass_": "both"}, None),
-        ({}, {"seq_len": 1024, "threads": 2}, None),
-    ],
-)
+@pytest.mark.parametrize(("small", "large", "says"), [
+    ({}, {"seq_len": 1024}, "n=512 ran"),
+    ({"batch": 2}, {"batch": 3, "seq_len": 1024}, "B=2, n=512 ran"),
+    ({}, {"heads": 8}, "H=4 ran"),
+    ({"kv_len": 600}, {"kv_len": 700}, "S=600 ran"),
+    ({"layers": 2, "workload": "layer"}, {"layers": 4, "workload": "layer"}, "layers=2 ran"),
+    ({}, {}, None),
+    ({"seq_len": 1024}, {}, None),
+    ({}, {"seq_len": 1024, "dtype": "bfloat16"}, None),
+    ({}, {"seq_len": 1024, "mask": parse_mask("causal")}, None),
+    ({"batch": 2}, {"seq_len": 1024}, None),
+    ({}, {"seq_len": 1024, "pass_": "both"}, None),
+    ({}, {"seq_len": 1024, "threads": 2}, None),
+])  # fmt: skip
 def test_what_is_larger_in_sizes_alone_is_implied(small, large, says):
     pruning = Pruning([Cell(case=Case(**small), impl="naive")])
     reason = pruning.implied(Cell(case=Case(**large), impl="naive"))
@@ -142,18 +139,15 @@ def test_what_cannot_fit_is_skipped_and_the_others_of_its_case_are_kept(monkeypa
     assert looked_at("chunked", "sdpa", case=case)[0] == []
 
 
-@pytest.mark.parametrize(
-    ("declared", "pruned", "says"),
-    [
-        (700_000, True, None),
-        (10**6, True, "needs 985.6 KiB, 781.2 KiB free"),
-        (10**6, False, "needs 985.6 KiB, 781.2 KiB free"),  # it cannot run
-        (Estimate(700_000), True, None),
-        (Estimate(10**6), True, "needs up to 985.6 KiB, 781.2 KiB free (--no-prune tries it)"),
-        (Estimate(10**6), False, None),  # it may
-        (None, True, None),  # nothing is known against it; the memory limit guards the others
-    ],
-)
+@pytest.mark.parametrize(("declared", "pruned", "says"), [
+    (700_000, True, None),
+    (10**6, True, "needs 985.6 KiB, 781.2 KiB free"),
+    (10**6, False, "needs 985.6 KiB, 781.2 KiB free"),  # it cannot run
+    (Estimate(700_000), True, None),
+    (Estimate(10**6), True, "needs up to 985.6 KiB, 781.2 KiB free (--no-prune tries it)"),
+    (Estimate(10**6), False, None),  # it may
+    (None, True, None),  # nothing is known against it; the memory limit guards the others
+])  # fmt: skip
 def test_an_upper_bound_has_to_be_free_unless_all_is_to_be_tried(
     monkeypatch, declared, pruned, says
 ):

@@ -11,13 +11,8 @@ import pytest
 from attnbench.execution.runner import LocalRunner
 from attnbench.execution.store import RECORDS, load_run
 from attnbench.planning.forecast import balanced
-from attnbench.planning.plan import Job, jobs_of
 from attnbench.schema.record import Cell
 from tests.conftest import TINY, Cli
-
-
-def jobs(*cells: Cell) -> list[Job]:
-    return list(jobs_of(cells))
 
 
 @pytest.mark.usefixtures("imagined_worker")

@@ -18,7 +18,6 @@ from attnbench.gate.decide.stored import load_gate
 from attnbench.gate.run.measuring import GateListener, GateRequest
 from attnbench.planning.plan import Axes
 from tests import gate_runs, repositories
-from tests.conftest import Cli, Refused
 from tests.gate_runs import a_run
 from tests.repositories import commit, git, kernel
 
@@ -76,9 +75,7 @@ def imagined(monkeypatch: pytest.MonkeyPatch) -> Imagined:
     return answer
 
 
-def test_both_sides_are_asked_for_and_the_base_is_gone_afterwards(
-    cli: Cli, imagined: Imagined, root: Path
-) -> None:
+def test_both_sides_are_asked_for_and_the_base_is_gone_afterwards(cli, imagined, root):
     result = cli("gate", "--base", "HEAD~1", "--name", "r", "--impl", "a.py", "--impl", "b.py")
     assert result.exit_code == 0, result.stderr
     assert "Warning: the base has no b.py" in result.stderr
@@ -101,9 +98,7 @@ def test_both_sides_are_asked_for_and_the_base_is_gone_afterwards(
 # How it ends.
 
 
-def test_the_exit_code_is_that_of_the_outcome_and_advisory_tells_it(
-    cli: Cli, imagined: Imagined
-) -> None:
+def test_the_exit_code_is_that_of_the_outcome_and_advisory_tells_it(cli, imagined):
     for kind, code in {
         "clean": 0, "regressed": 1, "broken": 1, "nothing": 2, "blind": 3, "cut short": 3,
         "untrusted": 4,
@@ -127,8 +122,8 @@ def assert_nothing_is_left(root: Path) -> None:
     [(KeyboardInterrupt(), 130, "Interrupted"), (WorkerError("no worker"), 4, "Error: no worker")],
 )
 def test_what_ends_a_run_before_its_first_round_leaves_nothing_behind(
-    cli: Cli, imagined: Imagined, root: Path, error: BaseException, code: int, says: str
-) -> None:
+    cli, imagined, root, error, code, says
+):
     imagined.error, imagined.run = error, replace(imagined.run, rounds=())
     result = cli("gate")
     assert (result.exit_code, says in result.stderr) == (code, True)
@@ -139,8 +134,8 @@ def test_what_ends_a_run_before_its_first_round_leaves_nothing_behind(
 
 
 def test_what_nobody_foresaw_is_no_finding_and_leaves_its_rounds(
-    cli: Cli, imagined: Imagined, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cli, imagined, tmp_path, monkeypatch
+):
     def broken(run: GateRun) -> Any:
         raise KeyError(3)
 
@@ -158,9 +153,7 @@ def full_disk(folder: Path, *_: Any) -> None:
     raise StoreError(f"cannot write {folder} (No space left on device)")
 
 
-def test_a_disk_that_is_full_in_the_end_hides_no_verdict(
-    cli: Cli, imagined: Imagined, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_in_the_end_hides_no_verdict(cli, imagined, monkeypatch):
     imagined.run = KINDS["regressed"]
     monkeypatch.setattr("attnbench.report.gate.outputs.write_all", full_disk)
     result = cli("gate")
@@ -172,9 +165,7 @@ def test_a_disk_that_is_full_in_the_end_hides_no_verdict(
 # What is stored.
 
 
-def test_a_replay_decides_again_without_a_repository(
-    cli: Cli, imagined: Imagined, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replay_decides_again_without_a_repository(cli, imagined, tmp_path, monkeypatch):
     imagined.run = KINDS["regressed"]
     shown = cli("gate", "--output", tmp_path / "o", "--name", "r").stdout
     monkeypatch.chdir(tmp_path)
@@ -208,9 +199,7 @@ WRONG = {
 }
 
 
-def test_what_is_wrong_is_one_line_and_nothing_is_written(
-    cli: Cli, assert_refused: Refused, imagined: Imagined, root: Path
-) -> None:
+def test_what_is_wrong_is_one_line_and_nothing_is_written(cli, assert_refused, imagined, root):
     (root / "results" / "a").mkdir(parents=True)
     for args, says in WRONG.items():
         assert_refused(cli("gate", "--quiet", *args.split()), *says)

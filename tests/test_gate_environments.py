@@ -25,7 +25,6 @@ from attnbench.gate.run.environments import find_environment, interpreter_of
 from attnbench.gate.run.rounds import measure_round
 from attnbench.report.gate import texts
 from attnbench.worker.inputs import checksum
-from tests.conftest import Cli, Refused
 from tests.gate_runs import a_run
 from tests.test_gate_rounds import a_bench
 
@@ -48,17 +47,14 @@ def fake(folder: Path, name: str = "fake", **facts: Any) -> Path:
     return script.parent.parent
 
 
-@pytest.mark.parametrize(
-    ("facts", "why"),
-    [
-        ({"torch": None, "has_torch": False}, "it has no torch; install one: "),
-        ({"torch": None, "failure": "OSError: libmkl.so:\n gone"}, "(OSError: libmkl.so: gone)"),
-        ({"torch": "2.3.1"}, "torch 2.3.1, where torch ≥ 2.4 is needed"),
-        ({"minor": [3, 9], "python": "3.9.18"}, "CPython 3.9.18, where CPython ≥ 3.11 is needed"),
-        ({"implementation": "PyPy"}, "PyPy 3.11.7, where CPython"),
-        ({"minor": [3, 99], "python": "3.99.0"}, "cannot load the msgspec of this Python"),
-    ],
-)
+@pytest.mark.parametrize(("facts", "why"), [
+    ({"torch": None, "has_torch": False}, "it has no torch; install one: "),
+    ({"torch": None, "failure": "OSError: libmkl.so:\n gone"}, "(OSError: libmkl.so: gone)"),
+    ({"torch": "2.3.1"}, "torch 2.3.1, where torch ≥ 2.4 is needed"),
+    ({"minor": [3, 9], "python": "3.9.18"}, "CPython 3.9.18, where CPython ≥ 3.11 is needed"),
+    ({"implementation": "PyPy"}, "PyPy 3.11.7, where CPython"),
+    ({"minor": [3, 99], "python": "3.99.0"}, "cannot load the msgspec of this Python"),
+])  # fmt: skip
 def test_what_an_environment_lacks_is_said_in_one_line(tmp_path, facts, why):
     with pytest.raises(UsageError) as caught:
         find_environment(str(fake(tmp_path, **facts)))
@@ -184,9 +180,7 @@ def test_an_environment_that_dies_or_hangs_costs_its_round_and_twice_in_a_row_th
     assert f"({python}: {why})" in str(caught.value)
 
 
-def test_both_environments_run_the_same_code_unless_a_base_is_named(
-    tmp_path, monkeypatch, cli: Cli
-):
+def test_both_environments_run_the_same_code_unless_a_base_is_named(tmp_path, monkeypatch, cli):
     """Without a repository; the built-in implementations, all of them timed."""
     requests = []
 
@@ -217,7 +211,7 @@ def test_both_environments_run_the_same_code_unless_a_base_is_named(
     assert f"base: torch 2.11.0+cpu, Python 3.11.7 ({old})" in " ".join(ran.stderr.split())
 
 
-def test_too_few_or_too_many_environments_are_one_line(tmp_path, cli: Cli, assert_refused: Refused):
+def test_too_few_or_too_many_environments_are_one_line(tmp_path, cli, assert_refused):
     one = ("--python", str(fake(tmp_path)))
     assert_refused(cli("gate", *one), "1 environment given (--python): two are compared")
     assert_refused(cli("gate", *(one * 3)), "3 environments given")

@@ -128,16 +128,3 @@ def test_statuses_decide_unless_both_versions_are_right(base, candidate):
         assert "so it says" in reason
         assert ("no longer supports" in reason) == (candidate in NOT_RUN)
         assert ("the base's is wrong, too" in reason) == (base == "incorrect")
-
-
-def test_the_reason_says_which_side_lacks_it():
-    assert verdict_of(Checked(status="absent"), ok()) == (
-        "not comparable",
-        "new: the base does not have it",
-    )
-    removed = "removed: the candidate does not have it"
-    absent = Checked(status="absent", reason="it has no such implementation")
-    assert verdict_of(ok(), absent) == ("not comparable", removed)
-    assert verdict_of(side("incorrect"), ok()) == (
-        "not comparable", "the base has no right result: incorrect: so it says",
-    )  # fmt: skip

@@ -26,9 +26,7 @@ def base_of(root: Path) -> tuple[str, str]:
     return found.ref, found.commit
 
 
-def test_the_root_is_found_from_below_and_what_is_none_is_one_line(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_root_is_found_from_below_and_what_is_none_is_one_line(root, tmp_path, monkeypatch):
     (root / "deep" / "er").mkdir(parents=True)
     assert repository(root / "deep" / "er") == root
     with pytest.raises(UsageError, match=r"not a git repository.*git init") as caught:
@@ -42,17 +40,13 @@ def test_the_root_is_found_from_below_and_what_is_none_is_one_line(
         repository(root)
 
 
-def test_a_repository_of_another_user_has_gits_own_remedy(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repository_of_another_user_has_gits_own_remedy(root, monkeypatch):
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     with pytest.raises(UsageError, match=r"; trust it: git config --global .*safe\.directory .*$"):
         repository(root)
 
 
-def test_the_base_is_where_head_left_the_default_branch_or_what_came_before_on_it(
-    root: Path,
-) -> None:
+def test_the_base_is_where_head_left_the_default_branch_or_what_came_before_on_it(root):
     left = git(root, "rev-parse", "HEAD")
     write(root, b="untracked files change nothing that is committed")
     found = default_base(root, changes(root)[0])
@@ -68,7 +62,7 @@ def test_the_base_is_where_head_left_the_default_branch_or_what_came_before_on_i
     assert base_of(root) == ("main", left)
 
 
-def test_where_there_is_no_base_by_default_one_must_be_named(root: Path, tmp_path: Path) -> None:
+def test_where_there_is_no_base_by_default_one_must_be_named(root, tmp_path):
     first = repositories.new(tmp_path / "first")
     with pytest.raises(UsageError, match="no commit yet"):
         base_of(first)
@@ -84,9 +78,7 @@ def test_where_there_is_no_base_by_default_one_must_be_named(root: Path, tmp_pat
         base_of(root)
 
 
-def test_a_shallow_clone_names_the_next_command_and_compares_what_it_has(
-    root: Path, tmp_path: Path
-) -> None:
+def test_a_shallow_clone_names_the_next_command_and_compares_what_it_has(root, tmp_path):
     git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{root}", "shallow")
     shallow = tmp_path / "shallow"
     assert is_shallow(shallow)

@@ -14,7 +14,6 @@ from attnbench.gate.decide.outcome import Outcome
 from attnbench.gate.decide.verdict import decide
 from attnbench.report.gate import outputs
 from tests import gate_runs
-from tests.conftest import Cli, Refused
 from tests.test_report import Page
 
 KINDS = gate_runs.the_kinds()
@@ -37,10 +36,6 @@ def strange() -> tuple[GateRun, Outcome]:
     return run, decide(run)
 
 
-def printed(run, outcome, width=80):
-    return outputs.terminal(run, outcome, Path("results/g"), Console(width=width, highlight=False))
-
-
 def test_strange_texts_break_no_output(tmp_path):
     run, outcome = strange()
     outputs.write_all(tmp_path, run, outcome)
@@ -50,7 +45,8 @@ def test_strange_texts_break_no_output(tmp_path):
     text = (tmp_path / "gate.md").read_text(encoding="utf-8")
     assert "<b>" not in text
     assert all("\n" not in line and "\x1b" not in line for line in text.splitlines())
-    assert "\x1b[31m" not in printed(run, outcome)
+    console = Console(width=80, highlight=False)
+    assert "\x1b[31m" not in outputs.terminal(run, outcome, Path("results/g"), console)
     page = Page(tmp_path / "gate.html")
     assert page.open == []
     assert "b" not in {tag for tag, _ in page.tags}
@@ -77,15 +73,7 @@ def test_all_files_are_written_and_the_summary_of_the_job_is_appended_to(tmp_pat
     assert re.fullmatch(r"cannot append to .* \(No such file or directory\)", warning or "")
 
 
-# The page.
-
-
-def test_a_gate_that_is_damaged_or_cannot_be_written_is_one_line(
-    cli: Cli, assert_refused: Refused, tmp_path: Path
-) -> None:
-    (tmp_path / "g").mkdir()
-    (tmp_path / "g" / "gate.json").write_text("{")
-    assert_refused(cli("report", "g", "--output", tmp_path), "gate.json", "damaged")
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("a file")
     with pytest.raises(StoreError, match="cannot write"):
         outputs.write_page(tmp_path / "file", KINDS["clean"], decide(KINDS["clean"]))

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -37,6 +36,7 @@ from attnbench.gate.run.processes import ProcessError, RoundProcesses
 from attnbench.gate.run.rounds import Bench, measure_round
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell
+from tests.conftest import lives, wait_until
 
 HEADER = """
 import os, time
@@ -127,11 +127,9 @@ def test_a_round_whose_processor_times_say_nothing_has_none(tmp_path):
 def test_what_fails_before_it_is_timed_costs_its_cell_and_has_its_code(tmp_path):
     """Each goes on to the next cell, but for what ends the process: the last is to blame."""
     bench = a_bench(
-        tmp_path,
-        full="raise MemoryError('full')",
-        wrong="return torch.zeros_like(q_BHLD)",
+        tmp_path, full="raise MemoryError('full')", wrong="return torch.zeros_like(q_BHLD)",
         clock="time.perf_counter_ns = lambda: 0",
-    )
+    )  # fmt: skip
     found = measure_round(bench, RoundPlan(stage="screen", cells=(0, 2, 3, 4), slowed=0), 0)
     assert not found.samples
     assert {cell: (why.variant, why.code) for cell, why in found.failures.items()} == {
@@ -333,27 +331,9 @@ def test_no_process_outlives_a_runner_that_is_killed(tmp_path):
     root = Path(__file__).resolve().parent.parent
     runner = subprocess.Popen([sys.executable, str(script), str(root), str(folder)])
     try:
-        server = first(psutil.Process(runner.pid).children)
-        members = first(lambda: found if len(found := server[0].children()) == 3 else [])
+        server = wait_until(psutil.Process(runner.pid).children)
+        members = wait_until(lambda: found if len(found := server[0].children()) == 3 else [])
     finally:
         runner.send_signal(signal.SIGKILL)
         runner.wait()
-    first(lambda: all(map(is_gone, [*server, *members])))
-
-
-def first(what, patience_s: float = 60.0):
-    deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        if found := what():
-            return found
-        time.sleep(0.02)
-    raise AssertionError("it never came")
-
-
-def is_gone(process: psutil.Process) -> bool:
-    try:
-        return bool(
-            process.status() == psutil.STATUS_ZOMBIE
-        )  # whoever adopted it is slow to take note
-    except psutil.NoSuchProcess:
-        return True
+    wait_until(lambda: not any(lives(process.pid) for process in (*server, *members)))

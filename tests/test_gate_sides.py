@@ -59,7 +59,7 @@ def loaded(root: Path, other: Path, *files: str, path: str = "") -> dict[str, An
         return pool.submit(_load, named, str(root), str(other), [str(other / path)]).result()
 
 
-def test_a_file_replaces_an_installed_namesake_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_a_file_replaces_an_installed_namesake_where_that_is_asked_for(tmp_path):
     load_built_in()
     before = dict(IMPLEMENTATIONS.items())
     write(tmp_path, own=kernel("naive"), two=kernel("naive"), three=kernel() + kernel())
@@ -80,21 +80,15 @@ def test_a_file_replaces_an_installed_namesake_where_that_is_asked_for(tmp_path:
         IMPLEMENTATIONS._items = before
 
 
-def test_a_side_imports_its_own_neighbours_package_and_what_is_on_its_path(
-    sides: tuple[Path, Path],
-) -> None:
+def test_a_side_imports_its_own_neighbours_package_and_what_is_on_its_path(sides):
     base, working = sides
     write_both(
-        sides,
-        deep__one=WORDED.format(module="neighbour"),
-        deep__neighbour="WORD = 'neighbour of WORD?'",
-        two=WORDED.format(module="package.inside"),
-        package__inside="WORD = 'package of WORD?'",
-        three=WORDED.format(module="sourced"),
-        src__sourced="WORD = 'src of WORD?'",
-        four=WORDED.format(module="odd"),
+        sides, deep__one=WORDED.format(module="neighbour"),
+        deep__neighbour="WORD = 'neighbour of WORD?'", two=WORDED.format(module="package.inside"),
+        package__inside="WORD = 'package of WORD?'", three=WORDED.format(module="sourced"),
+        src__sourced="WORD = 'src of WORD?'", four=WORDED.format(module="odd"),
         python__odd="WORD = 'WORD?'",
-    )
+    )  # fmt: skip
     found = loaded(base, working, "deep/one.py", "two.py", "three.py", path="src")
     docs = {
         "neighbour": "neighbour of base", "package.inside": "package of base",
@@ -113,9 +107,7 @@ spec.loader.exec_module(module)
 """
 
 
-def test_what_is_the_other_sides_is_refused_but_not_what_is_installed_in_it(
-    sides: tuple[Path, Path],
-) -> None:
+def test_what_is_the_other_sides_is_refused_but_not_what_is_installed_in_it(sides):
     base, working = sides
     installed = ".venv/lib/site-packages"
     write_both(sides, elsewhere__odd="", two=WORDED.format(module="library"))

@@ -43,21 +43,6 @@ def test_a_run_survives_its_file_and_is_decided_alike(kind, tmp_path):
         assert load_gate(tmp_path / "kept") == run
 
 
-def test_a_round_and_a_cell_are_a_line_each(written):
-    lines, run = written.read_text().splitlines(), KINDS["broken"]
-    starts = ('{"stage":', '{"case":', '{"cell":')
-    assert [sum(line.startswith(start) for line in lines) for start in starts] == [
-        len(run.rounds), len(run.cells), len(run.cells),
-    ]  # fmt: skip
-
-
-def test_verdicts_are_written_for_readers_and_never_trusted(written):
-    row = json.loads(written.read_text())
-    assert row["decided"]["exit_code"] == 1
-    synthetic.edit(written, lambda row: row | {"decided": {"exit_code": 0, "words": "all is well"}})
-    assert decide(load_gate(written)).exit_code == 1
-
-
 def test_a_run_is_found_by_file_folder_name_and_as_the_latest(tmp_path):
     old, new = KINDS["clean"], replace(KINDS["clean"], created="2026-12-01T00:00:00+00:00")
     files = {name: write_gate(tmp_path / name, run, decide(run))
@@ -77,15 +62,6 @@ def test_a_run_is_found_by_file_folder_name_and_as_the_latest(tmp_path):
         find_gate("previous", tmp_path)
     (tmp_path / "gate.json").rename(files["c-old"])
     assert folder_of_gate("c-old", tmp_path) is folder_of_gate("d", tmp_path) is None
-
-
-@pytest.mark.parametrize("name", ["nowhere", "x" * 5000, "a\0b", "empty"])
-def test_what_is_no_run_is_one_line(name, tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(StoreError) as refused:
-        load_gate(Path(name), tmp_path)
-    assert "\n" not in str(refused.value)
-    assert "gate" in str(refused.value)
 
 
 def test_texts_that_are_no_unicode_and_numbers_that_are_not_finite_can_be_written(tmp_path):
@@ -149,9 +125,7 @@ def test_values_that_cannot_be_are_refused_by_their_path(place, value, says, wri
     assert "\n" not in str(refused.value)
 
 
-def test_a_full_disk_leaves_no_half_file_and_the_old_one_as_it_was(
-    written: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_no_half_file_and_the_old_one_as_it_was(written, monkeypatch):
     def fsync(file: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

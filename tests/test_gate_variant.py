@@ -47,11 +47,9 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return truth
 
     workload = SimpleNamespace(
-        tensors=noted("inputs", {}),
-        fill=noted("fill"),
-        bind=noted("build", bound),
+        tensors=noted("inputs", {}), fill=noted("fill"), bind=noted("build", bound),
         truth=slow_truth,
-    )
+    )  # fmt: skip
     monkeypatch.setattr(variant, "WORKLOADS", {"attention": workload})
     monkeypatch.setattr(variant, "implementation", lambda _: SimpleNamespace(definition=None))
     monkeypatch.setattr(variant, "_judge", noted("check"))

@@ -31,7 +31,7 @@ def asked(root: Path, table: str = ALONE, **flags: Any) -> Watched:
     return watched(root, root, read_table(root), flags)
 
 
-def test_every_key_of_the_table_has_its_place(root: Path) -> None:
+def test_every_key_of_the_table_has_its_place(root):
     found = asked(
         root,
         """
@@ -72,9 +72,7 @@ def test_every_key_of_the_table_has_its_place(root: Path) -> None:
         *[((text,), "no file .*--impl") for text in ("no.py", "kernels", "x" * 300)],
     ],
 )
-def test_a_file_that_is_elsewhere_or_not_there_is_refused(
-    root: Path, files: tuple[str, ...], says: str
-) -> None:
+def test_a_file_that_is_elsewhere_or_not_there_is_refused(root, files, says):
     with pytest.raises(UsageError, match=says):
         watched(root, root, {}, {"files": files})
 
@@ -100,7 +98,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("line", WRONG)
-def test_a_wrong_table_is_one_line_that_names_the_option(root: Path, line: str) -> None:
+def test_a_wrong_table_is_one_line_that_names_the_option(root, line):
     head = "[tool.attnbench.gate]\n" if line.startswith("files") else ALONE
     with pytest.raises(UsageError) as caught:
         asked(root, line if line.startswith(("[tool", "[[tool.attnbench.gate]]")) else head + line)

@@ -55,9 +55,7 @@ def assert_nothing_is_left(temporary: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_ends_the_process_and_leaves_nothing(
-    root: Path, old: str, temporary: Path, number: signal.Signals
-) -> None:
+def test_a_signal_ends_the_process_and_leaves_nothing(root, old, temporary, number):
     with running(root, old, temporary) as process:
         process.send_signal(number)
         assert process.wait(timeout=30) in (128 + number, -signal.SIGINT)
@@ -65,8 +63,8 @@ def test_a_signal_ends_the_process_and_leaves_nothing(
 
 
 def test_what_cannot_be_checked_out_is_one_line_and_leaves_nothing(
-    root: Path, old: str, temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    root, old, temporary, monkeypatch
+):
     with pytest.raises(UsageError, match=r"cannot check out .*--base"), checked_out(root, "0" * 40):
         pass
     assert_nothing_is_left(temporary)

@@ -57,11 +57,7 @@ def test_a_run_is_added_and_not_twice(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [
-        ((), "no run in"),
-        (("--add", "nowhere"), "no run 'nowhere'"),
-        (("--least", "x"), "--least"),
-    ],
+    [((), "no run in"), (("--add", "nowhere"), "no run 'nowhere'"), (("--least", "x"), "--least")],
 )
 def test_what_makes_no_sense_is_one_line_and_exit_code_2(tmp_path, arguments, says):
     folder = tmp_path / "none"

@@ -61,9 +61,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("busy", "cpu"), [(0, 1), (1, 0), (None, 1)])
-def test_the_cpu_to_be_pinned_to_worked_least_or_is_the_last(
-    machine: Path, monkeypatch: pytest.MonkeyPatch, busy: int | None, cpu: int
-) -> None:
+def test_the_cpu_to_be_pinned_to_worked_least_or_is_the_last(machine, monkeypatch, busy, cpu):
     rows = STAT.splitlines()
 
     def work(_: float) -> None:

@@ -5,9 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -16,7 +15,7 @@ import pytest
 from attnbench.execution.process import CAN_FORK, Line, Settings
 from attnbench.execution.runner import LocalRunner
 from tests import hostile
-from tests.conftest import COMMAND, TINY, environment, exported
+from tests.conftest import COMMAND, TINY, environment, exported, wait_until
 
 FILE = hostile.__file__
 SWEPT = (
@@ -54,17 +53,8 @@ def marked() -> Iterator[Marked]:
             os.kill(process, signal.SIGKILL)
 
 
-def wait_until(holds: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
-def test_each_has_its_fate_the_innocent_have_times_and_nothing_is_left(
-    tmp_path: Path, marked: Marked
-) -> None:
+def test_each_has_its_fate_the_innocent_have_times_and_nothing_is_left(tmp_path, marked):
     names = ",".join(("naive", *SWEPT, "sdpa"))
     ran = subprocess.run(
         [*COMMAND, "sweep", "--impl", FILE, "--impls", names, "--seq-lens", "16", *TINY[:4],
@@ -99,9 +89,7 @@ pathlib.Path(__file__).with_suffix(".begun").touch()
 """
 
 
-def test_nothing_outlives_a_killed_runner_were_it_in_the_middle_of_a_call(
-    tmp_path: Path, marked: Marked
-) -> None:
+def test_nothing_outlives_a_killed_runner_were_it_in_the_middle_of_a_call(tmp_path, marked):
     file = tmp_path / "k.py"
     file.write_text(HARMFUL.format(then="hostile.hangs_with_the_gil(None, None)"))
     command = [*COMMAND, "list", "--impl", str(file)]
@@ -111,9 +99,7 @@ def test_nothing_outlives_a_killed_runner_were_it_in_the_middle_of_a_call(
     wait_until(lambda: not marked.alive())
 
 
-def test_what_a_killed_server_left_is_ended_and_the_next_serves(
-    tmp_path: Path, marked: Marked, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_killed_server_left_is_ended_and_the_next_serves(tmp_path, marked, monkeypatch):
     (tmp_path / "k.py").write_text(HARMFUL.format(then=""))
     for name, value in marked.variables.items():
         monkeypatch.setenv(name, value)
@@ -138,7 +124,7 @@ with Worker(Settings(device="cpu", files=(sys.argv[1],)), "cpu") as worker:
 """
 
 
-def test_a_worker_without_a_server_dies_with_its_runner_too(tmp_path: Path, marked: Marked) -> None:
+def test_a_worker_without_a_server_dies_with_its_runner_too(tmp_path, marked):
     file = tmp_path / "k.py"
     file.write_text("import ctypes\nctypes.PyDLL(None).sleep(100_000)\n")
     command = [sys.executable, "-c", STARTS_A_WORKER, str(file)]
@@ -158,7 +144,7 @@ def _sleeps(process: int) -> bool:
 # The line to a process.
 
 
-def test_a_process_has_ended_when_it_has_whoever_holds_its_pipe() -> None:
+def test_a_process_has_ended_when_it_has_whoever_holds_its_pipe():
     """And what it wrote before is read first."""
     line = Line()
     script = "import os, sys; os.write(int(sys.argv[1]), b'\"last\"\\n')"
@@ -178,7 +164,7 @@ def test_a_process_has_ended_when_it_has_whoever_holds_its_pipe() -> None:
     line.close()
 
 
-def test_of_much_output_the_end_is_kept() -> None:
+def test_of_much_output_the_end_is_kept():
     line = Line()
     *_, stderr = line.ends
     os.ftruncate(stderr, 1 << 27)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -74,9 +75,7 @@ def sweep(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[st
     return swept
 
 
-def test_a_time_beyond_kept_ceilings_has_them_measured_again_before_it_is_suspect(
-    sweep: Callable[..., dict[str, Any]],
-) -> None:
+def test_a_time_beyond_kept_ceilings_has_them_measured_again_before_it_is_suspect(sweep):
     assert sweep(SLOW)["done"] == ["x", "ceilings", "y"]
     facts = ceilings.recalled(dict(synthetic.CPU), ASKED, print)
     record = synthetic.timed(CASE, "x", [100.0] * 9, flops_executed=10**8)
@@ -111,9 +110,7 @@ SPOILT: dict[str, tuple[Callable[[bytes], Any], str]] = {
 
 
 @pytest.mark.parametrize(("spoil", "says"), SPOILT.values(), ids=SPOILT)
-def test_a_file_that_cannot_be_right_costs_a_line_and_the_measurement(
-    sweep: Callable[..., dict[str, Any]], cache: Path, spoil: Callable[[bytes], Any], says: str
-) -> None:
+def test_a_file_that_cannot_be_right_costs_a_line_and_the_measurement(sweep, cache, spoil, says):
     first = sweep()
     (file,) = cache.iterdir()
     changed = spoil(file.read_bytes())
@@ -125,33 +122,24 @@ def test_a_file_that_cannot_be_right_costs_a_line_and_the_measurement(
     assert sweep()["done"] == ["x", "y"], "it was replaced"
 
 
-def no_space(file: Path, text: str) -> None:
-    raise StoreError(f"cannot write {file} (No space left on device)")
-
-
-def no_folder(path: Path, *_: object, **__: object) -> None:
-    raise PermissionError(13, "Permission denied", str(path))
-
-
-def no_home() -> Path:
-    raise RuntimeError("Could not determine home directory.")
+NO_SPACE = StoreError("cannot write it (No space left on device)")
+NO_HOME = RuntimeError("Could not determine home directory.")
 
 
 @pytest.mark.parametrize(
     ("target", "fault", "says"),
     [
-        ("attnbench.execution.ceilings.write_whole", no_space, "No space left on device"),
-        ("pathlib.Path.mkdir", no_folder, "Permission denied"),
-        ("pathlib.Path.home", no_home, "home directory"),
+        ("attnbench.execution.ceilings.write_whole", NO_SPACE, "No space left on device"),
+        ("pathlib.Path.mkdir", PermissionError(13, "Permission denied"), "Permission denied"),
+        ("pathlib.Path.home", NO_HOME, "home directory"),
     ],
 )
 def test_where_nothing_can_be_kept_a_line_says_so_and_the_run_goes_on(
-    sweep: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch,
-    target: str, fault: Any, says: str,
-) -> None:  # fmt: skip
-    if fault is no_home:
+    sweep, monkeypatch, target, fault, says
+):
+    if fault is NO_HOME:
         monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(target, fault)
+    monkeypatch.setattr(target, Mock(side_effect=fault))
     for _ in range(2):
         found = sweep()
         assert found["done"] == ["x", "ceilings", "y"]
@@ -160,9 +148,7 @@ def test_where_nothing_can_be_kept_a_line_says_so_and_the_run_goes_on(
         assert says in line
 
 
-def test_what_could_not_be_measured_is_not_kept(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_could_not_be_measured_is_not_kept(cache, monkeypatch):
     found = {"1": measured(1.0) | {"read_gbps": None}}
     ceilings.keep(found, dict(synthetic.CPU), ASKED, print)
     assert not os.path.exists(cache)

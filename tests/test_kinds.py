@@ -11,10 +11,7 @@ from attnbench.api.loader import load_built_in
 from attnbench.errors import UsageError
 from attnbench.schema.case import Case, parse_mask
 from attnbench.theory.law import parse
-from attnbench.theory.traits import (
-    TRAITS,
-    impossible,
-)
+from attnbench.theory.traits import TRAITS, impossible
 
 CAUSAL = parse_mask("causal")
 
@@ -23,44 +20,30 @@ def decode(cache: str) -> Case:
     return Case(workload="decode", cache=cache, mask=CAUSAL)
 
 
-@pytest.mark.parametrize(
-    ("case", "core", "law"),
-    [
-        (Case(), "n^2 d", "n^2 d"),
-        (Case(workload="layer"), "n^2 d", "n d^2 + n^2 d"),
-        (Case(workload="layer"), "O(n d)", "O(n d^2 + n d)"),
-        (Case(workload="layer"), "n d^2", "n d^2"),
-        (Case(workload="recurrent"), "n d^2", "n d^2"),
-        (decode("rerun"), "n^2 d", "n d^2 + n^2 d"),
-        (decode("none"), "n^2 d", "n d^2 + n d"),
-        (decode("concat"), "n^2 d", "d^2 + n d"),
-        (decode("static"), "n^2 d", "d^2 + n d"),
-        (decode("static"), "n w d", "d^2 + d w"),
-        (decode("paged"), "n w d", "d^2 + n d + d w"),
-        (decode("int8"), "n", "d^2 + n d + n"),
-        (decode("sliding"), "n^2 d", "d^2 + w d"),
-        (decode("static"), "n", "d^2 + n"),
-        (decode("static"), "O(n^2 + n)", "O(d^2 + n)"),
-        (decode("static"), "n d^2", "d^2 + n d^2"),
-        (decode("static"), "n^2 log n", "d^2 + n log n"),
-    ],
-)
+@pytest.mark.parametrize(("case", "core", "law"), [
+    (Case(), "n^2 d", "n^2 d"), (Case(workload="layer"), "n^2 d", "n d^2 + n^2 d"),
+    (Case(workload="layer"), "O(n d)", "O(n d^2 + n d)"),
+    (Case(workload="layer"), "n d^2", "n d^2"), (Case(workload="recurrent"), "n d^2", "n d^2"),
+    (decode("rerun"), "n^2 d", "n d^2 + n^2 d"), (decode("none"), "n^2 d", "n d^2 + n d"),
+    (decode("concat"), "n^2 d", "d^2 + n d"), (decode("static"), "n^2 d", "d^2 + n d"),
+    (decode("static"), "n w d", "d^2 + d w"), (decode("paged"), "n w d", "d^2 + n d + d w"),
+    (decode("int8"), "n", "d^2 + n d + n"), (decode("sliding"), "n^2 d", "d^2 + w d"),
+    (decode("static"), "n", "d^2 + n"), (decode("static"), "O(n^2 + n)", "O(d^2 + n)"),
+    (decode("static"), "n d^2", "d^2 + n d^2"), (decode("static"), "n^2 log n", "d^2 + n log n"),
+])  # fmt: skip
 def test_a_core_s_law_becomes_the_workload_s(case, core, law):
     assert TRAITS.get(case.workload).time(parse(core), case) == parse(law)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"workload": "decode", "pass_": "both"}, "decode has no both pass (--passes forward)"),
-        ({"workload": "layer", "kv_len": 7}, "layer has no key/value length of its own"),
-        ({"workload": "recurrent", "kv_heads": 2}, "recurrent has no heads to share"),
-        ({"workload": "recurrent", "value_dim": 2}, "recurrent has no values of width 2"),
-        ({"workload": "recurrent", "mask": parse_mask("window:3")}, "--masks causal"),
-        ({"workload": "recurrent", "heads": 1, "kv_heads": 2}, "recurrent has no heads to share"),
-        ({"kv_heads": 3}, "--kv-heads must divide --heads"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"workload": "decode", "pass_": "both"}, "decode has no both pass (--passes forward)"),
+    ({"workload": "layer", "kv_len": 7}, "layer has no key/value length of its own"),
+    ({"workload": "recurrent", "kv_heads": 2}, "recurrent has no heads to share"),
+    ({"workload": "recurrent", "value_dim": 2}, "recurrent has no values of width 2"),
+    ({"workload": "recurrent", "mask": parse_mask("window:3")}, "--masks causal"),
+    ({"workload": "recurrent", "heads": 1, "kv_heads": 2}, "recurrent has no heads to share"),
+    ({"kv_heads": 3}, "--kv-heads must divide --heads"),
+])  # fmt: skip
 def test_what_a_workload_makes_no_sense_of_has_a_reason(fields, words):
     assert words in (impossible(Case(**fields)) or "")
 
@@ -71,18 +54,15 @@ def forgotten():
     IMPLEMENTATIONS.remove("lawful")
 
 
-@pytest.mark.parametrize(
-    ("declared", "says"),
-    [
-        *(({field: "n^2 q"}, "'n^2 q' is no law") for field in ("time", "memory", "flops_law")),
-        ({"workloads": "layer"}, "Expected `array`"),
-        ({"workloads": ("atention",)}, "'attention'"),
-        ({"dtypes": ("float12",)}, "Invalid enum value 'float12'"),
-        ({"masks": ("diagonal",)}, "unknown mask 'diagonal'"),
-        ({"gqa": 1}, "Expected `bool`"),
-        ({"flops": 7}, "expected a function of the case"),
-    ],
-)
+@pytest.mark.parametrize(("declared", "says"), [
+    *(({field: "n^2 q"}, "'n^2 q' is no law") for field in ("time", "memory", "flops_law")),
+    ({"workloads": "layer"}, "Expected `array`"),
+    ({"workloads": ("atention",)}, "'attention'"),
+    ({"dtypes": ("float12",)}, "Invalid enum value 'float12'"),
+    ({"masks": ("diagonal",)}, "unknown mask 'diagonal'"),
+    ({"gqa": 1}, "Expected `bool`"),
+    ({"flops": 7}, "expected a function of the case"),
+])  # fmt: skip
 def test_a_law_that_is_none_is_refused_by_name_with_examples(declared: Any, says, forgotten):
     """And whatever else is not of its parameter's type."""
     with pytest.raises(UsageError) as refused:

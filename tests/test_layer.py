@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -41,13 +42,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def case_of(**fields: Any) -> Case:
     small: dict[str, Any] = {
-        "batch": 2,
-        "heads": 4,
-        "seq_len": 13,
-        "head_dim": 8,
-        "width": 24,
-        "projection": "fused",
-    }
+        "batch": 2, "heads": 4, "seq_len": 13, "head_dim": 8, "width": 24, "projection": "fused",
+    }  # fmt: skip
     return Case(workload="layer", **(small | fields))
 
 
@@ -105,13 +101,9 @@ def by_definition(case: Case) -> dict[str, torch.Tensor]:
 
 
 TRUTHS = [
-    *zip(SHAPES, CUTS * 2, strict=True),
-    ("plain", "mla:12"),
-    ("rope, wider values", "mla:12"),
-    ("grouped, causal", "pruned:2"),
-    ("plain", "pruned:2"),
-    ("window, one key/value head", "tied"),
-]
+    *zip(SHAPES, CUTS * 2, strict=True), ("plain", "mla:12"), ("rope, wider values", "mla:12"),
+    ("grouped, causal", "pruned:2"), ("plain", "pruned:2"), ("window, one key/value head", "tied"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -224,13 +216,6 @@ WRONG_PROJECTIONS: dict[str, Any] = {
 }
 
 
-def test_a_wrong_core_is_found_in_a_layer():
-    assert checked_with(lambda core: core) == "ok"
-    assert {name: checked_with(change) for name, change in WRONG_CORES.items()} == dict.fromkeys(
-        WRONG_CORES, "incorrect"
-    )
-
-
 DEEP: dict[str, Any] = {"layers": 8, "mask": parse_mask("causal"), "seq_len": 64, "batch": 1}
 
 
@@ -240,18 +225,17 @@ def test_right_cores_are_right_in_deep_stacks(core, dtype):
     assert [check_item(case, core, {}, seed)["reason"] for seed in range(2)] == [None] * 2
 
 
-@pytest.mark.parametrize("place", [4])
-def test_one_wrong_layer_of_many_is_found(place):
-    def in_one(core: Any) -> Any:
-        calls = [0]
+def in_one_layer(core: Any) -> Any:
+    """The scale is off by a tenth of a percent in the fifth of eight layers."""
+    calls = itertools.count()
+    return lambda q, k, v: core(q * (1.001 if next(calls) % 8 == 4 else 1), k, v)
 
-        def call(q: Any, k: Any, v: Any) -> Any:
-            calls[0] += 1
-            return core(q * (1.001 if (calls[0] - 1) % 8 == place else 1), k, v)
 
-        return call
-
-    assert checked_with(in_one, **DEEP) == "incorrect"
+def test_a_wrong_core_is_found_in_a_layer_and_in_one_of_many():
+    assert checked_with(lambda core: core) == "ok"
+    found = {name: checked_with(change) for name, change in WRONG_CORES.items()}
+    assert found == dict.fromkeys(WRONG_CORES, "incorrect")
+    assert checked_with(in_one_layer, **DEEP) == "incorrect"
 
 
 @pytest.mark.parametrize("projection", ["fused", "tied-layers"])
@@ -301,21 +285,7 @@ def test_a_wrong_projection_is_found(mutant, way, monkeypatch):
     assert result["status"] == "incorrect"
 
 
-def test_a_key_lost_among_many_is_found_in_bfloat16():
-    def lose(core: Any) -> Any:
-        def losing(q: Any, k: Any, v: Any) -> Any:
-            worst = int((q[:, ::2] @ k.mT).softmax(-1).amax((0, 1, 2)).argmax())
-            kept = [i for i in range(k.shape[2]) if i != worst]
-            return core(q, k[:, :, kept], v[:, :, kept])
-
-        return losing
-
-    sizes: dict[str, Any] = {"dtype": "bfloat16", "seq_len": 600, "batch": 1, "kv_heads": 2}
-    assert checked_with(lambda core: core, **sizes) == "ok"
-    assert checked_with(lose, **sizes) == "incorrect"
-
-
-def test_useful_flops_and_least_bytes_are_the_formulas():
+def test_useful_flops_are_the_formulas():
     case = case_of(batch=3, kv_heads=2, value_dim=12, mask=parse_mask("causal"))
     n, e, pairs = 13, 24, 13 * 14 // 2
     forward = 2 * 3 * n * e * (4 * (8 + 12) + 2 * (8 + 12))
@@ -324,9 +294,6 @@ def test_useful_flops_and_least_bytes_are_the_formulas():
     backward = dataclasses.replace(case, pass_="backward")
     costs = LAYER.costs(backward, IMPLEMENTATIONS.get("naive"))
     assert costs["flops_useful"] == 2 * forward + 2 * 3 * 4 * pairs * (3 * 8 + 2 * 12)
-    tensors = drawn(case)  # every input is read once, every output written once
-    inputs, output = sum(x.numel() for x in tensors.values()), tensors["x"].numel()
-    assert costs["bytes_min"] == 4 * (2 * inputs + output)
     why = LAYER.why_flops(case, forward + 2 * 3 * 4 * n * n * 20)
     assert "the full square of pairs" in why[0]
 
@@ -334,11 +301,9 @@ def test_useful_flops_and_least_bytes_are_the_formulas():
 SMALL: dict[str, Any] = {"batch": 3, "kv_heads": 2, "value_dim": 12}
 # Numbers of one layer's weights (E = 24, H = 4, D = 8), and the heads that its core computes.
 WEIGHTS = {
-    "fused": (24 * (32 + 16 + 24 + 48), 4),
-    "mla:5": (24 * (32 + 5 + 48) + 5 * (16 + 24), 4),
-    "pruned:2": (24 * (16 + 8 + 12 + 24), 2),
-    "tied-layers": (24 * (32 + 16 + 24 + 48), 4),
-}
+    "fused": (24 * (32 + 16 + 24 + 48), 4), "mla:5": (24 * (32 + 5 + 48) + 5 * (16 + 24), 4),
+    "pruned:2": (24 * (16 + 8 + 12 + 24), 2), "tied-layers": (24 * (32 + 16 + 24 + 48), 4),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WEIGHTS)

@@ -13,14 +13,10 @@ from attnbench.schema.case import Case
 from tests import synthetic
 
 MEASURED = {
-    "matmul_tflops": {"float32": 0.2},
-    "copy_gbps": 25.0,
-    "read_gbps": 20.0,
-    "launch_us": 1.0,
+    "matmul_tflops": {"float32": 0.2}, "copy_gbps": 25.0, "read_gbps": 20.0, "launch_us": 1.0,
     "cache_bytes": 2**25,
-}
+}  # fmt: skip
 CPU = {"device": "cpu", "device_name": "Some CPU", "ceilings": MEASURED}
-H200 = {"device": "cuda", "device_name": "NVIDIA H200", "matmul_precision": "highest"}
 WORK = {"flops_useful": 10**6, "flops_executed": 2 * 10**6, "bytes_min": 10**5, "kernel_count": 3}
 
 
@@ -32,23 +28,20 @@ def row_of(
     return load(Run(path=Path("r"), info=info, records=[record])).iloc[0]
 
 
-@pytest.mark.parametrize(
-    ("metrics", "bound"),
-    [
-        ({}, "compute"),  # 10 µs of matmuls, 5 µs of traffic, 3 µs of launches
-        ({"flops_executed": 900_000}, "memory"),  # 4.5, 5 and 3 µs
-        ({"kernel_count": 11}, "launch"),  # 10, 5 and 11 µs
-        ({"enqueue_us": 95.0}, "launch"),  # the host takes 95 of 100 µs
-        ({"enqueue_us": 94.9}, "compute"),
-        ({"enqueue_us": 195.0, "hidden_us": 100.0}, "launch"),
-        ({"enqueue_us": 195.0, "hidden_us": 101.0}, "compute"),  # issued before the device is done
-        ({"enqueue_us": 100.0, "kernel_count": None}, "launch"),
-        ({"flops_executed": None}, "compute"),  # the useful ones: 5 µs, as much as the traffic
-        ({"kernel_count": None}, None),
-        ({"bytes_min": None}, None),
-        ({"flops_executed": None, "flops_useful": None}, None),
-    ],
-)
+@pytest.mark.parametrize(("metrics", "bound"), [
+    ({}, "compute"),  # 10 µs of matmuls, 5 µs of traffic, 3 µs of launches
+    ({"flops_executed": 900_000}, "memory"),  # 4.5, 5 and 3 µs
+    ({"kernel_count": 11}, "launch"),  # 10, 5 and 11 µs
+    ({"enqueue_us": 95.0}, "launch"),  # the host takes 95 of 100 µs
+    ({"enqueue_us": 94.9}, "compute"),
+    ({"enqueue_us": 195.0, "hidden_us": 100.0}, "launch"),
+    ({"enqueue_us": 195.0, "hidden_us": 101.0}, "compute"),  # issued before the device is done
+    ({"enqueue_us": 100.0, "kernel_count": None}, "launch"),
+    ({"flops_executed": None}, "compute"),  # the useful ones: 5 µs, as much as the traffic
+    ({"kernel_count": None}, None),
+    ({"bytes_min": None}, None),
+    ({"flops_executed": None, "flops_useful": None}, None),
+])  # fmt: skip
 def test_the_bound_is_the_limit_whose_least_time_is_longest(metrics, bound):
     found = row_of(CPU, **metrics)["bound"]
     assert pd.isna(found) if bound is None else found == bound
@@ -82,31 +75,28 @@ PAST = 2**25 + 1  # bytes, one more than the last cache
 COPIED_US = PAST / (3 * 25e9) * 1e6  # at three times the faster of copy and read
 
 
-@pytest.mark.parametrize(
-    ("device", "dtype", "time_us", "flops", "bytes_min", "measured", "why"),
-    [
-        (H200_NAME, "bfloat16", 1000.0, 10**12, None, {}, "above the datasheet peak of 989"),
-        (H200_NAME, "bfloat16", 1100.0, 10**12, None, {}, None),
-        (H200_NAME, "float32", 10_000.0, 10**12, None, {}, "above the datasheet peak of 67"),
-        (H200_NAME, "float64", 1.0, 10**12, None, {}, None),  # no peak is known for it
-        (H200_NAME, "bfloat16", None, 10**12, None, {}, None),
-        (H200_NAME, "bfloat16", 1.0, None, 40 * 2**20, {}, None),  # within the last cache
-        (H200_NAME, "bfloat16", 1.0, None, 60 * 2**20, {}, "TB/s at least, above the memory's"),
-        ("NVIDIA H200 MIG 1g.18gb", "bfloat16", 1e-3, 10**12, None, {}, None),
-        (None, "bfloat16", 1e-3, 10**12, None, {}, None),
-        # Without a datasheet's peak: three times what was measured, which met a busy moment.
-        ("CPU", "float32", 1.0, 10**6, 1, MATMUL, "5 times what a large matmul reached"),
-        ("CPU", "float32", 2.0, 10**6, 1, MATMUL, None),
-        ("CPU", "float32", 1e-9, 10**6, 1, {}, None),
-        (H200_NAME, "float64", 1.0, 150 * 10**6, None, MATMUL, None),
-        (H200_NAME, "float64", 1.0, 151 * 10**6, None, MATMUL, "what a large matmul reached"),
-        (H200_NAME, "float32", 1.0, 60 * 10**6, None, MATMUL, None),  # the datasheet's peak counts
-        ("CPU", "float32", COPIED_US * 3 / 4, 1, PAST, MEASURED, "4 times what a large copy or"),
-        ("CPU", "float32", COPIED_US * 1.001, 1, PAST, MEASURED, None),
-        ("CPU", "float32", COPIED_US / 100, 1, 2**25, MEASURED, None),  # a cache may be fast
-        ("CPU", "float32", COPIED_US / 100, 1, PAST, MEASURED | {"cache_bytes": None}, None),
-    ],
-)
+@pytest.mark.parametrize(("device", "dtype", "time_us", "flops", "bytes_min", "measured", "why"), [
+    (H200_NAME, "bfloat16", 1000.0, 10**12, None, {}, "above the datasheet peak of 989"),
+    (H200_NAME, "bfloat16", 1100.0, 10**12, None, {}, None),
+    (H200_NAME, "float32", 10_000.0, 10**12, None, {}, "above the datasheet peak of 67"),
+    (H200_NAME, "float64", 1.0, 10**12, None, {}, None),  # no peak is known for it
+    (H200_NAME, "bfloat16", None, 10**12, None, {}, None),
+    (H200_NAME, "bfloat16", 1.0, None, 40 * 2**20, {}, None),  # within the last cache
+    (H200_NAME, "bfloat16", 1.0, None, 60 * 2**20, {}, "TB/s at least, above the memory's"),
+    ("NVIDIA H200 MIG 1g.18gb", "bfloat16", 1e-3, 10**12, None, {}, None),
+    (None, "bfloat16", 1e-3, 10**12, None, {}, None),
+    # Without a datasheet's peak: three times what was measured, which met a busy moment.
+    ("CPU", "float32", 1.0, 10**6, 1, MATMUL, "5 times what a large matmul reached"),
+    ("CPU", "float32", 2.0, 10**6, 1, MATMUL, None),
+    ("CPU", "float32", 1e-9, 10**6, 1, {}, None),
+    (H200_NAME, "float64", 1.0, 150 * 10**6, None, MATMUL, None),
+    (H200_NAME, "float64", 1.0, 151 * 10**6, None, MATMUL, "what a large matmul reached"),
+    (H200_NAME, "float32", 1.0, 60 * 10**6, None, MATMUL, None),  # the datasheet's peak counts
+    ("CPU", "float32", COPIED_US * 3 / 4, 1, PAST, MEASURED, "4 times what a large copy or"),
+    ("CPU", "float32", COPIED_US * 1.001, 1, PAST, MEASURED, None),
+    ("CPU", "float32", COPIED_US / 100, 1, 2**25, MEASURED, None),  # a cache may be fast
+    ("CPU", "float32", COPIED_US / 100, 1, PAST, MEASURED | {"cache_bytes": None}, None),
+])  # fmt: skip
 def test_a_known_device_is_held_against_its_datasheet(
     device, dtype, time_us, flops, bytes_min, measured, why
 ):

@@ -2,13 +2,13 @@
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from attnbench.execution.process import Child, Line, Settings
+from tests.conftest import lives, wait_until
 
 # A process that answers each request, until it is told how to end.
 ECHO = """
@@ -39,7 +39,7 @@ def echo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Chil
     line.close()
 
 
-def test_a_death_ends_the_answers_and_leaves_its_last_words(echo: tuple[Child, Line]) -> None:
+def test_a_death_ends_the_answers_and_leaves_its_last_words(echo):
     child, line = echo
     line.watch(child.pid)
     assert not line.ends_within(0)
@@ -51,16 +51,7 @@ def test_a_death_ends_the_answers_and_leaves_its_last_words(echo: tuple[Child, L
     assert line.receive(str, 60) is None
 
 
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:  # gone
-        return False
-
-
-def test_one_that_hangs_misses_the_deadline_and_is_ended_with_what_it_started(
-    echo: tuple[Child, Line],
-) -> None:
+def test_one_that_hangs_misses_the_deadline_and_is_ended_with_what_it_started(echo):
     child, line = echo
     line.send("hang")
     sleeper = line.receive(int, 60)
@@ -69,7 +60,4 @@ def test_one_that_hangs_misses_the_deadline_and_is_ended_with_what_it_started(
         line.receive(str, 0.01)
     assert child.ended(0.01) is None
     assert child.process.returncode == -signal.SIGKILL
-    deadline = time.monotonic() + 60  # a kill takes effect when the kernel gets to it
-    while lives(sleeper):
-        assert time.monotonic() < deadline, "what it started lives on"
-        time.sleep(0.01)
+    wait_until(lambda: not lives(sleeper))  # a kill takes effect when the kernel gets to it

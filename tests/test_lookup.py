@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -63,8 +62,8 @@ def entries(catalogue: Catalogue) -> set[str]:
 
 @pytest.mark.slow
 def test_each_name_of_the_table_and_each_entry_has_a_command_that_measures_what_it_names(
-    worker: LocalRunner, planned: Any
-) -> None:
+    worker, planned
+):
     catalogue = worker.catalogue()
     unable = {row.name for row in catalogue.implementations if row.unavailable}
     wrong = {}
@@ -77,9 +76,7 @@ def test_each_name_of_the_table_and_each_entry_has_a_command_that_measures_what_
     assert wrong == {}
 
 
-def test_what_the_table_says_of_an_entry_is_of_one_that_there_is(
-    recorded_catalogue: Catalogue,
-) -> None:
+def test_what_the_table_says_of_an_entry_is_of_one_that_there_is(recorded_catalogue):
     assert TABLE["entries"].keys() <= entries(recorded_catalogue)
     assert len(set(ALIASES)) == len(ALIASES)
     rows = TABLE["names"].values()
@@ -88,7 +85,7 @@ def test_what_the_table_says_of_an_entry_is_of_one_that_there_is(
 
 
 @pytest.mark.usefixtures("imagined_worker")
-def test_list_shows_what_makes_up_each_name_and_its_command(cli: Cli, tmp_path: Path) -> None:
+def test_list_shows_what_makes_up_each_name_and_its_command(cli, tmp_path):
     shown = cli("list", "llama", "performer").stdout
     assert "attnbench sweep --workload attention --heads 32 --kv-heads 8" in shown
     assert "  attnbench sweep --workload attention --impls sdpa,performer\n" in shown

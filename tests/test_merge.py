@@ -16,7 +16,7 @@ from attnbench.execution.store import INFO, RECORDS, load_run
 from attnbench.planning.plan import Axes, Plan, cell_s, expand, make_plan, sharded
 from attnbench.schema.record import Cell
 from tests import synthetic
-from tests.conftest import TINY, Cli, Refused
+from tests.conftest import TINY, Cli
 
 AXES = ("--seq-lens", "16..128", "--positions", "none,rope", "--impls", "naive,sdpa", *TINY)
 
@@ -38,7 +38,7 @@ plans = st.builds(
 
 
 @given(plans, st.integers(1, 30))
-def test_the_union_of_all_shards_is_the_plan_and_none_overlap(plan: Plan, count: int) -> None:
+def test_the_union_of_all_shards_is_the_plan_and_none_overlap(plan, count):
     groups = [group for job in plan.jobs for group in job.groups]
     shards = [sharded(plan, i, count) for i in range(1, min(count, len(groups)) + 1)]
     for parts, whole in (
@@ -61,7 +61,7 @@ def test_the_union_of_all_shards_is_the_plan_and_none_overlap(plan: Plan, count:
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "3", "1/0", "a/b", "1/3/5", "-1/2", "1/9999999"])
-def test_what_is_no_shard_is_refused(text: str) -> None:
+def test_what_is_no_shard_is_refused(text):
     with pytest.raises(UsageError, match="takes a part and of how many"):
         parse_shard(text, "--shard")
     assert parse_shard("3/8", "--shard") == (3, 8)
@@ -82,9 +82,7 @@ def shards(cli: Cli, output: Path, count: int, *options: Any) -> list[str]:
 
 @pytest.mark.usefixtures("imagined_worker")
 class TestMerged:
-    def test_shards_are_the_run_that_one_sweep_would_have_made(
-        self, cli: Cli, tmp_path: Path
-    ) -> None:
+    def test_shards_are_the_run_that_one_sweep_would_have_made(self, cli, tmp_path):
         assert cli("sweep", *AXES, "--output", tmp_path, "--name", "whole").exit_code == 0
         names = shards(cli, tmp_path, 3)
         result = cli("merge", *names, "--output", tmp_path, "--name", "all")
@@ -100,9 +98,7 @@ class TestMerged:
         assert cli("sweep", "--resume", merged.path).exit_code == 0, "nothing is left to measure"
         assert cli("export", merged.path).stdout.count("\n") == 17
 
-    def test_a_shard_that_is_missing_is_named(
-        self, cli: Cli, tmp_path: Path, assert_refused: Refused
-    ) -> None:
+    def test_a_shard_that_is_missing_is_named(self, cli, tmp_path, assert_refused):
         names = shards(cli, tmp_path, 3)
         result = cli("merge", *names[::2], "--output", tmp_path, "--name", "all")
         assert_refused(result, "are missing: 2/3;", "--partial")
@@ -116,9 +112,7 @@ class TestMerged:
         assert (len(merged.records), merged.unfinished) == (16, "")
         assert "shard" not in merged.info
 
-    def test_an_unfinished_shard_is_said_and_can_be_gone_on_with(
-        self, cli: Cli, tmp_path: Path
-    ) -> None:
+    def test_an_unfinished_shard_is_said_and_can_be_gone_on_with(self, cli, tmp_path):
         names = shards(cli, tmp_path, 2)
         file = tmp_path / names[1] / RECORDS
         file.write_text(file.read_text().splitlines(keepends=True)[0])
@@ -131,27 +125,20 @@ class TestMerged:
         assert cli("sweep", "--resume", tmp_path / "all").exit_code == 0
         assert not load_run(tmp_path / "all").unfinished
 
-    def test_cells_that_are_in_two_runs_are_refused(
-        self, cli: Cli, tmp_path: Path, assert_refused: Refused
-    ) -> None:
+    def test_cells_that_are_in_two_runs_are_refused(self, cli, tmp_path, assert_refused):
         first, *_ = shards(cli, tmp_path, 2)
         result = cli("merge", first, first, "--output", tmp_path)
         assert_refused(result, "is in both", "leave one of them out")
         assert_refused(cli("merge", first, "--output", tmp_path), "two runs or more")
 
-    @pytest.mark.parametrize(
-        ("change", "says"),
-        [
-            (lambda info: info | {"attnbench": "9"}, "attnbench 0.1.0 and 9; --mixed"),
-            (lambda info: info | {"settings": info["settings"] | {"seed": 7}}, "seed 0 and 7"),
-            (lambda info: info["settings"].pop("prune") and info, "prune True and None"),
-            (lambda info: info | {"shard": info["shard"] | {"plan": "x"}}, "the plan"),
-            (lambda info: info | {"files": {"a.py": "0f"}}, "the files of --impl"),
-        ],
-    )
-    def test_runs_of_two_experiments_are_refused(
-        self, cli: Cli, tmp_path: Path, assert_refused: Refused, change: Any, says: str
-    ) -> None:
+    @pytest.mark.parametrize(("change", "says"), [
+        (lambda info: info | {"attnbench": "9"}, "attnbench 0.1.0 and 9; --mixed"),
+        (lambda info: info | {"settings": info["settings"] | {"seed": 7}}, "seed 0 and 7"),
+        (lambda info: info["settings"].pop("prune") and info, "prune True and None"),
+        (lambda info: info | {"shard": info["shard"] | {"plan": "x"}}, "the plan"),
+        (lambda info: info | {"files": {"a.py": "0f"}}, "the files of --impl"),
+    ])  # fmt: skip
+    def test_runs_of_two_experiments_are_refused(self, cli, tmp_path, assert_refused, change, says):
         names = shards(cli, tmp_path, 2)
         synthetic.edit(tmp_path / names[1] / INFO, change)
         result = cli("merge", *names, "--output", tmp_path, "--name", "all")

@@ -42,9 +42,7 @@ def mixed(cli: Cli, elsewhere: Path) -> Run:
 
 
 @pytest.mark.parametrize("known", ["another CPU", None])
-def test_what_ran_out_of_memory_elsewhere_implies_nothing_here(
-    cli: Cli, elsewhere: Path, known: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_ran_out_of_memory_elsewhere_implies_nothing_here(cli, elsewhere, known, monkeypatch):
     first, *others = load_run(elsewhere).records
     lost = replace(first, status="oom", reason="it", samples=())
     (elsewhere / RECORDS).write_text("".join(r.to_line() + "\n" for r in (lost, *others)))
@@ -61,7 +59,7 @@ def test_what_ran_out_of_memory_elsewhere_implies_nothing_here(
     assert implied == ([] if known else [first.cell])
 
 
-def test_no_ratio_is_taken_across_device_models(mixed: Run) -> None:
+def test_no_ratio_is_taken_across_device_models(mixed):
     frame = compared(mixed)
     split = frame.groupby("case_id")["device_name"].transform("nunique") > 1
     assert frame[~split]["speed"].notna().all()
@@ -70,7 +68,7 @@ def test_no_ratio_is_taken_across_device_models(mixed: Run) -> None:
     assert (frame[split]["behind"] == 1).all()  # each leads on its own device
 
 
-def test_table_and_report_say_that_there_are_two_models(cli: Cli, mixed: Run) -> None:
+def test_table_and_report_say_that_there_are_two_models(cli, mixed):
     here = mixed.environments[mixed.records[-1].environment]["device_name"]
     sentence = (
         f"Measured on 2 device models: another CPU (3 cells), {here} (1 cell); rows of different"

@@ -131,18 +131,15 @@ def test_a_half_working_library_gives_what_it_can(sensor_with, field, function, 
     assert says in str(sensor.problem)
 
 
-@pytest.mark.parametrize(
-    ("bits", "words", "discarded"),
-    [
-        (0x0, set(), False),
-        (0x112, {"application clocks", "sync boost", "display clocks"}, False),
-        (0x5, {"idle", "power cap"}, False),
-        (0x4C, {"power cap", "thermal", "hardware slowdown"}, True),
-        (0x20, {"thermal"}, True),
-        (0x80, {"hardware slowdown"}, True),
-        (0x8000, {"reason 0x8000"}, False),
-    ],
-)
+@pytest.mark.parametrize(("bits", "words", "discarded"), [
+    (0x0, set(), False),
+    (0x112, {"application clocks", "sync boost", "display clocks"}, False),
+    (0x5, {"idle", "power cap"}, False),
+    (0x4C, {"power cap", "thermal", "hardware slowdown"}, True),
+    (0x20, {"thermal"}, True),
+    (0x80, {"hardware slowdown"}, True),
+    (0x8000, {"reason 0x8000"}, False),
+])  # fmt: skip
 def test_only_heat_and_the_hardwares_own_slowdown_discard_a_sample(
     sensor_with, bits, words, discarded
 ):

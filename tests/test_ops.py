@@ -125,16 +125,13 @@ def test_allocations_belong_to_the_op_whose_kernel_made_them_and_frees_of_older_
     assert ops.memory_changes(call, "cuda") == [(11.0, 999, "aten::bmm")]
 
 
-@pytest.mark.parametrize(
-    ("call", "op", "bytes_"),
-    [
-        (lambda x: x.transpose(0, 1).contiguous(), "clone", 2 * 800),  # read and written
-        (lambda x: x.mul_(2.0), "mul_", 2 * 800),
-        (lambda x: x.copy_(torch.ones(20)), "copy_", 800 + 80),  # what was there is not read
-        (lambda x: x + torch.ones(1, 20).expand(10, 20), "add", 800 + 80 + 800),
-        (lambda x: x + x, "add", 2 * 800),  # the same tensor is read once
-        (lambda x: torch.sum(x, 0, out=torch.empty(20)), "sum", 800 + 80),
-    ],
-)
+@pytest.mark.parametrize(("call", "op", "bytes_"), [
+    (lambda x: x.transpose(0, 1).contiguous(), "clone", 2 * 800),  # read and written
+    (lambda x: x.mul_(2.0), "mul_", 2 * 800),
+    (lambda x: x.copy_(torch.ones(20)), "copy_", 800 + 80),  # what was there is not read
+    (lambda x: x + torch.ones(1, 20).expand(10, 20), "add", 800 + 80 + 800),
+    (lambda x: x + x, "add", 2 * 800),  # the same tensor is read once
+    (lambda x: torch.sum(x, 0, out=torch.empty(20)), "sum", 800 + 80),
+])  # fmt: skip
 def test_bytes_are_those_that_an_op_must_read_and_write(call, op, bytes_):
     assert op_costs(lambda: call(torch.ones(10, 20)), {}, 100).bytes[f"aten::{op}"] == bytes_

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from attnbench.schema.messages import Catalogue
 from tests import synthetic
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,19 +68,14 @@ def python(installed: Path) -> Python:
 
     def run(*args: object, cwd: Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(executable), *map(str, args)],
-            cwd=cwd,
-            env=clean,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+            [str(executable), *map(str, args)], cwd=cwd, env=clean, capture_output=True, text=True,
+            timeout=120, check=False,
+        )  # fmt: skip
 
     return run
 
 
-def test_the_wheel_brings_two_packages_and_none_called_impls(wheel_files: list[str]) -> None:
+def test_the_wheel_brings_two_packages_and_none_called_impls(wheel_files):
     top = {name.partition("/")[0] for name in wheel_files}
     assert {name for name in top if not name.endswith(".dist-info")} == {
         "attnbench",
@@ -89,7 +83,7 @@ def test_the_wheel_brings_two_packages_and_none_called_impls(wheel_files: list[s
     }
 
 
-def test_the_wheel_holds_every_source_file(wheel_files: list[str]) -> None:
+def test_the_wheel_holds_every_source_file(wheel_files):
     def sources(folder: str, installed_as: str) -> set[str]:
         kinds = (".py", ".css", ".html", ".jinja")
         files = [file for file in (ROOT / folder).rglob("*") if file.suffix in kinds]
@@ -100,9 +94,7 @@ def test_the_wheel_holds_every_source_file(wheel_files: list[str]) -> None:
     assert {name for name in wanted if name.endswith((".css", ".html", ".jinja"))}
 
 
-def test_the_installed_package_is_the_one_in_the_wheel(
-    python: Python, installed: Path, tmp_path: Path
-) -> None:
+def test_the_installed_package_is_the_one_in_the_wheel(python, installed, tmp_path):
     script = "import attnbench.cli as a, attnbench_impls as i; print(a.__file__); print(i.__file__)"
     for file in python("-c", script, cwd=tmp_path).stdout.splitlines():
         assert Path(file).is_relative_to(installed)
@@ -116,8 +108,8 @@ def listed(python: Python, cwd: Path) -> tuple[dict[str, Any], str]:
 
 
 def test_every_implementation_is_found_also_beside_a_package_impls_of_the_users(
-    python: Python, installed: Path, tmp_path: Path, recorded_catalogue: Catalogue
-) -> None:
+    python, installed, tmp_path, recorded_catalogue
+):
     (tmp_path / "impls").mkdir()
     (tmp_path / "impls" / "__init__.py").write_text("raise RuntimeError('not for attnbench')")
     catalogue, _ = listed(python, tmp_path)
@@ -127,7 +119,7 @@ def test_every_implementation_is_found_also_beside_a_package_impls_of_the_users(
         assert row["file"].startswith("impls/")  # as in the repository, wherever it is installed
 
 
-def test_the_script_runs(installed: Path, tmp_path: Path) -> None:
+def test_the_script_runs(installed, tmp_path):
     script = installed.parents[2] / "bin" / "attnbench"
     shown = subprocess.run(
         [script, "--version"], cwd=tmp_path, capture_output=True, text=True, check=True
@@ -135,7 +127,7 @@ def test_the_script_runs(installed: Path, tmp_path: Path) -> None:
     assert shown.stdout.startswith("attnbench, version ")
 
 
-def test_a_report_is_drawn_with_the_templates_in_the_wheel(python: Python, tmp_path: Path) -> None:
+def test_a_report_is_drawn_with_the_templates_in_the_wheel(python, tmp_path):
     run = synthetic.write_named(tmp_path, "one")
     ended = python("-m", "attnbench", "report", run, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
@@ -166,9 +158,7 @@ def plugins(installed: Path) -> Any:
 
 
 @pytest.mark.usefixtures("plugins")
-def test_an_installed_entry_point_is_found_and_a_broken_one_only_warns(
-    python: Python, tmp_path: Path
-) -> None:
+def test_an_installed_entry_point_is_found_and_a_broken_one_only_warns(python, tmp_path):
     catalogue, warnings = listed(python, tmp_path)
     assert "plugged" in [row["name"] for row in catalogue["implementations"]]
     assert [line.partition(" (")[0] for line in warnings.splitlines()] == [

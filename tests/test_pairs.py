@@ -25,13 +25,6 @@ def width(above: Record, below: Record) -> float:
     return high / low - 1
 
 
-def test_what_slows_a_whole_round_leaves_the_ratio_within_it():
-    above, below = slowed([130.0] * 15, 1), slowed([100.0] * 15, 1)
-    value, interval = ratio(record(above), record(below))
-    assert value == pytest.approx(1.3)
-    assert interval == pytest.approx((1.3 / MARGIN, 1.3 * MARGIN))
-
-
 def test_rounds_are_matched_by_number_whatever_was_discarded():
     level = [float(2**i) for i in range(12)]  # every round at another speed
     above = record([2 * us for us in level], discarded={0: "stolen", 5: "stolen"})

@@ -18,13 +18,10 @@ from attnbench.schema.record import Cell
 @pytest.mark.parametrize(
     ("text", "sizes"),
     [
-        ("128", [128]),
-        ("128,64,128", [128, 64]),
-        ("128..1024", [128, 256, 512, 1024]),
-        ("1..1", [1]),
-        ("7,128..256", [7, 128, 256]),
+        ("128", [128]), ("128,64,128", [128, 64]), ("128..1024", [128, 256, 512, 1024]),
+        ("1..1", [1]), ("7,128..256", [7, 128, 256]),
     ],
-)
+)  # fmt: skip
 def test_lists_are_commas_and_doublings(text, sizes):
     assert parse_sizes(text, "--seq-lens") == sizes
 
@@ -37,13 +34,6 @@ def test_threads_are_an_axis_of_a_cpu_and_all_is_what_torch_takes():
     for wrong in ("0", "2000", "some"):
         with pytest.raises(UsageError, match="--threads"):
             parse_threads(wrong, "--threads")
-
-
-def test_axes_multiply():
-    axes = Axes(seq_lens=(64, 128), heads=(2, 4), masks=("full", "causal"), passes=("both",))
-    cases = list(expand(axes, "cpu"))
-    assert len(cases) == 8
-    assert len({case.case_id for case in cases}) == 8
 
 
 def cells(*cases: Case, impls: tuple[str, ...] = ("naive", "sdpa")) -> list[Cell]:

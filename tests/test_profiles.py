@@ -11,10 +11,18 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from attnbench.analysis.profiles import difference, matched
-from attnbench.errors import UsageError
+from attnbench.errors import StoreError, UsageError
 from attnbench.report.profile import figure, page, texts
 from attnbench.schema.case import Case
-from attnbench.schema.profile import Live, Memory, Op, Profile, Unprofiled, write_profile
+from attnbench.schema.profile import (
+    Live,
+    Memory,
+    Op,
+    Profile,
+    Unprofiled,
+    read_profile,
+    write_profile,
+)
 
 MEMORY = Memory(
     timeline=(Live(1.0, 4096, "aten::bmm"), Live(2.0, 8192, "aten::softmax"), Live(9.0, 0, None)),
@@ -47,6 +55,11 @@ NAIVE = (
     op("aten::bmm", 600.0, 2.0, bytes=4e6), op("aten::_softmax", 300.0, bytes=2e6),
     op("aten::mul", 50.0, bytes=1e5),
 )  # fmt: skip
+
+
+def test_where_there_is_no_profile_the_message_names_the_command(tmp_path):
+    with pytest.raises(StoreError, match="attnbench profile"):
+        read_profile(tmp_path)
 
 
 def scaled(ops, factors):

@@ -146,16 +146,13 @@ def test_waits_of_a_call_for_the_device_are_counted_and_those_of_the_profiling_a
     assert (seen.kernel_count, kernels_of(seen)["device_waits"]) == (2, 2)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>(",
-        "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<",
-        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3_64x64x256",
-        "PyTorchMemEffAttention::AttentionBackwardKernel",
-        "_attn_fwd",
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>(",
+    "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<",
+    "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3_64x64x256",
+    "PyTorchMemEffAttention::AttentionBackwardKernel",
+    "_attn_fwd",
+])  # fmt: skip
 def test_the_kernel_that_attends_comes_first_of_the_names_whatever_it_is_called(lossy, name):
     gpu = lossy(0)
     seen = profile_call(lambda: gpu.launch(*(f"copy {n}" for n in range(9)), name), "cuda")

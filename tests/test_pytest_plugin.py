@@ -21,7 +21,6 @@ from attnbench.gate.run import benchmarks, watched
 from attnbench.gate.run.processes import ProcessError
 from attnbench.report import pages
 from attnbench.report.gate import figure, outputs
-from tests.conftest import Cli
 from tests.repositories import commit, git, new, write
 
 pytest_plugins = ["pytester"]
@@ -146,9 +145,7 @@ def only_result(root: Path) -> Path:
     return found
 
 
-def test_code_that_is_the_same_passes(
-    pytester: pytest.Pytester, root: Path, counted: type[Counted], cli: Cli
-) -> None:
+def test_code_that_is_the_same_passes(pytester, root, counted, cli):
     result = gated(pytester)
     assert result.ret == 0
     result.assert_outcomes(passed=2, deselected=1)
@@ -170,9 +167,7 @@ def test_code_that_is_the_same_passes(
     assert (again.exit_code, "2 ok" in again.stdout) == (0, True)
 
 
-def test_twice_the_work_is_named_and_exits_1(
-    pytester: pytest.Pytester, root: Path, counted: type[Counted]
-) -> None:
+def test_twice_the_work_is_named_and_exits_1(pytester, root, counted):
     write(root, shapes=SLOWER)
     result = gated(pytester, "--attnbench-output", "out", "--junitxml", "out.xml")
     assert result.ret == 1
@@ -192,9 +187,7 @@ def test_twice_the_work_is_named_and_exits_1(
     assert not (root / "results").exists()
 
 
-def test_a_new_file_is_not_compared_and_what_dies_once_is_tried_again(
-    pytester: pytest.Pytester, root: Path, counted: type[Counted]
-) -> None:
+def test_a_new_file_is_not_compared_and_what_dies_once_is_tried_again(pytester, root, counted):
     write(root, tests__test_more=SPEED.replace("def test_length", "def test_other"))
     counted.dying["tests/test_speed.py::test_area"] = 1
     result = gated(pytester)
@@ -211,9 +204,7 @@ def test_a_new_file_is_not_compared_and_what_dies_once_is_tried_again(
     )
 
 
-def test_an_interrupted_run_keeps_its_rounds(
-    pytester: pytest.Pytester, root: Path, counted: type[Counted], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_keeps_its_rounds(pytester, root, counted, monkeypatch):
     ask, asked = Counted.ask, itertools.count()
 
     def interrupted(processes: Any, *args: Any) -> Any:
@@ -243,9 +234,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("options", WRONG)
-def test_what_is_wrong_is_one_line_and_exit_code_4(
-    pytester: pytest.Pytester, root: Path, counted: type[Counted], options: str
-) -> None:
+def test_what_is_wrong_is_one_line_and_exit_code_4(pytester, root, counted, options):
     result = gated(pytester, *options.split())
     assert result.ret == 4
     (error,) = (line for line in result.stderr.lines if line)
@@ -254,9 +243,7 @@ def test_what_is_wrong_is_one_line_and_exit_code_4(
     assert git(root, "status", "--porcelain", "--ignored=no") == ""
 
 
-def test_without_the_option_nothing_is_loaded_and_nothing_changes(
-    pytester: pytest.Pytester, root: Path
-) -> None:
+def test_without_the_option_nothing_is_loaded_and_nothing_changes(pytester, root):
     result = pytester.runpytest_inprocess(*PLUGIN, "--benchmark-disable", "-k", "area or length")
     result.assert_outcomes(passed=2, deselected=1)
     words = "import sys, attnbench.gate.plugin; print(*sys.modules)"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +21,7 @@ from attnbench.errors import UsageError
 from attnbench.execution.cluster import RayRunner, _connected, _staged
 from attnbench.execution.process import Settings
 from attnbench.execution.session import Listener
-from attnbench.execution.store import RECORDS, load_run
+from attnbench.execution.store import load_run
 from attnbench.planning.plan import Job
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record
@@ -35,6 +33,7 @@ from tests.conftest import (
     exported,
     run_attnbench,
     run_script,
+    wait_until,
 )
 
 LENGTHS = "16,24,48,56,64"
@@ -90,14 +89,6 @@ def cluster(flags: Path) -> Iterator[Any]:
         made.shutdown()
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
-    end = time.monotonic() + 120
-    while not condition():
-        assert process is None or process.poll() is None, process and process.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def survived(
     cluster: Any, flags: Path, tmp_path_factory: pytest.TempPathFactory
@@ -115,7 +106,8 @@ def survived(
         command, cwd=folder, env=environment(), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as sweep:  # fmt: skip
-        wait_for((flags / "b").exists, sweep)
+        wait_until(lambda: (flags / "b").exists() or sweep.poll() is not None)
+        assert sweep.poll() is None, sweep.communicate()
         cluster.remove_node(lost, allow_graceful=False)
         _, err = sweep.communicate(timeout=180)
     assert sweep.returncode == 0, err
@@ -126,15 +118,8 @@ def on(cluster: Any) -> list[str]:
     return ["--on", "ray", "--ray-address", cluster.address]
 
 
-def keys(path: Path) -> list[tuple[str, str]]:
-    lines = [json.loads(line) for line in (path / RECORDS).read_text().splitlines()]
-    return sorted((line["case_id"], line["impl"]) for line in lines)
-
-
 @pytest.mark.slow
-def test_the_cells_of_a_case_are_on_one_node_which_the_table_names(
-    survived: tuple[Path, str],
-) -> None:
+def test_the_cells_of_a_case_are_on_one_node_which_the_table_names(survived):
     path, _ = survived
     rows = exported(path)
     nodes = {n: {row["node"] for row in rows if row["seq_len"] == n} for n in (16, 24, 48, 56, 64)}
@@ -146,30 +131,25 @@ def test_the_cells_of_a_case_are_on_one_node_which_the_table_names(
 
 
 @pytest.mark.slow
-def test_code_is_sent_along_and_nothing_is_left_on_a_lost_node(
-    survived: tuple[Path, str], flags: Path
-) -> None:
+def test_code_is_sent_along_and_nothing_is_left_on_a_lost_node(survived, flags):
     pid, *sources = (flags / "b").read_text().split()
     assert ["runtime_resources" in source for source in sources] == [True, True]
-    wait_for(lambda: not psutil.pid_exists(int(pid)))
+    wait_until(lambda: not psutil.pid_exists(int(pid)))
 
 
 @pytest.mark.slow
 def test_more_threads_than_a_node_has_cpus_are_refused_before_anything_is_written(
-    cluster: Any, tmp_path: Path
-) -> None:
+    cluster, tmp_path
+):
     ended = run_attnbench("sweep", *on(cluster), "--threads", "2", cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (2, "Error: no node of the Ray cluster has 2 CPUs\n")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("address", "says"),
-    [("127.0.0.1:1", "ray start --head"), ("x y:3", "x y:3")],
+    ("address", "says"), [("127.0.0.1:1", "ray start --head"), ("x y:3", "x y:3")]
 )
-def test_where_no_cluster_is_there_one_line_says_how_to_start_one(
-    address: str, says: str, tmp_path: Path
-) -> None:
+def test_where_no_cluster_is_there_one_line_says_how_to_start_one(address, says, tmp_path):
     ended = run_attnbench("sweep", "--on", "ray", "--ray-address", address, cwd=tmp_path)
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
@@ -178,9 +158,7 @@ def test_where_no_cluster_is_there_one_line_says_how_to_start_one(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_address_that_is_given_stands_before_that_of_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_address_that_is_given_stands_before_that_of_the_environment(monkeypatch):
     asked: list[tuple[str, int]] = []
 
     def create_connection(address: tuple[str, int], timeout: float) -> None:
@@ -195,7 +173,7 @@ def test_an_address_that_is_given_stands_before_that_of_the_environment(
     assert asked == [("here", 1), ("there", 2)]
 
 
-def test_without_ray_one_line_says_how_to_install_it() -> None:
+def test_without_ray_one_line_says_how_to_install_it():
     ended = run_script(
         "import sys; sys.modules['ray'] = None\n"
         "from attnbench.cli import main; main(['sweep', '--on', 'ray'])"
@@ -255,11 +233,8 @@ class Ray:
 
 
 NAMES = {
-    "NodeManagerAddress": "",
-    "NodeManagerHostname": "",
-    "Alive": True,
-    "Resources": {"CPU": 1},
-}
+    "NodeManagerAddress": "", "NodeManagerHostname": "", "Alive": True, "Resources": {"CPU": 1},
+}  # fmt: skip
 GROUPS = [((Case(seq_len=n), ("naive", "sdpa")),) for n in (16, 32, 64, 128)]
 
 
@@ -280,9 +255,7 @@ def run_on_fake(
     return list(runner.run(taken(jobs))), runner._ray, warnings
 
 
-def test_jobs_are_taken_as_slots_come_free_also_where_cases_live_elsewhere(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_jobs_are_taken_as_slots_come_free_also_where_cases_live_elsewhere(monkeypatch):
     """--max-total-time decides when a job is taken: all of them at once would all be admitted.
 
     Here b joins for the second pass, of which every case lives on a.
@@ -312,7 +285,7 @@ def test_jobs_are_taken_as_slots_come_free_also_where_cases_live_elsewhere(
     assert max(ahead) <= 2, "those that wait for a slot, one for each"
 
 
-def test_what_is_tried_once_more_is_known_to_the_slot_that_tries_it() -> None:
+def test_what_is_tried_once_more_is_known_to_the_slot_that_tries_it():
     """Which then isolates it, and waits for late harm."""
     key = GROUPS[1][0][0].case_id, "sdpa"
     _, found, _ = run_on_fake(lambda *_: None, suspects={key: "crashed: by a signal"})
@@ -321,7 +294,7 @@ def test_what_is_tried_once_more_is_known_to_the_slot_that_tries_it() -> None:
     assert seen.count({}) == 6
 
 
-def test_a_cell_that_ends_slots_of_nodes_that_live_has_crashed_in_the_end() -> None:
+def test_a_cell_that_ends_slots_of_nodes_that_live_has_crashed_in_the_end():
     died: list[str] = []
 
     def behaviour(node: str, cell: Cell) -> None:
@@ -342,13 +315,13 @@ def test_a_cell_that_ends_slots_of_nodes_that_live_has_crashed_in_the_end() -> N
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
-def test_what_planned_is_the_slot_of_its_own_device_whatever_joins_meanwhile(first: str) -> None:
+def test_what_planned_is_the_slot_of_its_own_device_whatever_joins_meanwhile(first):
     records, found, _ = run_on_fake(lambda *_: None, planned_on=first)
     assert sorted(actor.node for actor in found.actors) == ["a", "b"]
     assert {r.environment for r in records} == {"a", "b"}
 
 
-def test_machines_that_are_not_of_the_run_are_left_out_and_refused_if_there_is_no_other() -> None:
+def test_machines_that_are_not_of_the_run_are_left_out_and_refused_if_there_is_no_other():
     def admit(facts: dict[str, Any], refused: str) -> dict[str, Any]:
         if facts["device_name"] in refused:
             raise UsageError(f"device_name is {facts['device_name']}")

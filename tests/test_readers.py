@@ -40,8 +40,8 @@ def unread() -> Iterator[int]:
     ("both", "code"), [(False, 0), pytest.param(True, 141, marks=pytest.mark.slow)]
 )
 def test_a_sweep_whose_progress_nobody_reads_ends_as_it_would_with_its_table_whole(
-    unread: int, both: bool, code: int, tmp_path: Path
-) -> None:
+    unread, both, code, tmp_path
+):
     """`2> >(head -1)`; and `2>&1 | head -1`, by which no verdict was given."""
     ended = subprocess.run(
         [*COMMAND, "sweep", *CELLS, *TINY, "--name", "r"], cwd=tmp_path, env=environment(),
@@ -68,11 +68,7 @@ def full_disk() -> tuple[Any, Callable[[], None]]:
 
 
 @pytest.mark.parametrize("where", [pipe, terminal, full_disk])
-def test_displays_outlive_whoever_reads_standard_error(
-    where: Callable[[], tuple[Any, Callable[[], None]]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_displays_outlive_whoever_reads_standard_error(where, monkeypatch, capsys):
     stream, goes_away = where()
     monkeypatch.setattr(sys, "stderr", stream)
     record = synthetic.timed(Case(), "naive", [7000.0] * 7)
@@ -117,8 +113,8 @@ class Failing(Listener):
 @pytest.mark.usefixtures("imagined_worker")
 @pytest.mark.parametrize("even_warned", [False, True])
 def test_a_listener_that_raises_ends_no_sweep_and_is_reported_once_at_the_end(
-    tmp_path: Path, even_warned: bool
-) -> None:
+    tmp_path, even_warned
+):
     listener = Failing(even_warned=even_warned)
     request = SweepRequest(sweeps=(Axes(impls=("naive", "sdpa")),), output=tmp_path, name="r")
     with warnings.catch_warnings(record=True) as caught:
@@ -135,8 +131,8 @@ def test_a_listener_that_raises_ends_no_sweep_and_is_reported_once_at_the_end(
 
 @pytest.mark.usefixtures("imagined_worker")
 def test_what_another_process_wrote_until_it_ended_is_kept_by_the_one_that_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     """It ends when this one is about to begin: what it did is neither lost nor done again."""
     request = SweepRequest(sweeps=(Axes(impls=("naive", "sdpa")),), output=tmp_path, name="r")
     path, measured = sweep(request, Listener()), list[str]()
@@ -159,9 +155,7 @@ def test_what_another_process_wrote_until_it_ended_is_kept_by_the_one_that_goes_
     assert load_info(path)["spent"]["samples"] == 77.0
 
 
-def test_a_plot_that_cannot_be_drawn_hides_no_verdict(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_plot_that_cannot_be_drawn_hides_no_verdict(monkeypatch, tmp_path):
     def broken(*_: object) -> None:
         raise RuntimeError("no font")
 

@@ -99,7 +99,7 @@ def judged(time: Time, law: str, **how: Any) -> Counter[str]:
         (step(1.05, 700), "n^2"),
     ],
 )
-def test_what_is_true_holds(time: Time, law: str) -> None:
+def test_what_is_true_holds(time, law):
     found = judged(time, law, scatter=0.015)
     assert found["refuted"] == 0
     assert found["holds"] >= 36
@@ -113,14 +113,14 @@ def test_what_is_true_holds(time: Time, law: str) -> None:
         (3, "n d^2 + n^2 d"), (2, "n log n"),
     ],
 )  # fmt: skip
-def test_a_law_that_is_wrong_is_refuted_over_four_octaves(true: float, claimed: str) -> None:
+def test_a_law_that_is_wrong_is_refuted_over_four_octaves(true, claimed):
     found = judged(power(true), claimed, scatter=0.015)
     assert found["holds"] == 0
     assert found["refuted"] >= 36
 
 
 @pytest.mark.parametrize("law", ["n log n", "n^2 log n"])
-def test_log_factors_are_unresolved_never_held_nor_refuted(law: str) -> None:
+def test_log_factors_are_unresolved_never_held_nor_refuted(law):
     p = float(parse(law).degree("n"))
     assert judged(lambda n: n**p * math.log(n), law) == {"inconclusive": 40}
     assert judged(power(p), law) == {"inconclusive": 40}
@@ -162,9 +162,7 @@ VERDICTS: dict[str, tuple[Time, str, dict[str, Any], str, str]] = {
 @pytest.mark.parametrize(
     ("time", "law", "how", "expected", "says"), VERDICTS.values(), ids=VERDICTS
 )
-def test_a_verdict_follows_the_rule_and_says_why(
-    time: Time, law: str, how: dict[str, Any], expected: str, says: str
-) -> None:
+def test_a_verdict_follows_the_rule_and_says_why(time, law, how, expected, says):
     fit = fitted(replayed(time, law, **how))
     assert verdict(fit) == expected
     assert says in reason(fit)
@@ -177,33 +175,30 @@ def wide(series: Series, *factors: float) -> Series:
     return replace(series, allowed_us=tuple(allowed))
 
 
-@pytest.mark.parametrize(
-    ("true", "law", "factor", "expected"),
-    [
-        (3, "n^2", 1.6, "refuted"),  # no error by so much makes n^3 of n^2
-        (3, "O(n^2)", 1.6, "refuted"),
-        (1, "n^2", 1.6, "refuted"),
-        (3, "n^2", 4.0, "inconclusive"),
-        (1, "O(n^2)", 1.3, "holds"),  # nor n of more than n^2
-        (2.3, "n^2", 1.25, "inconclusive"),  # a little off, and a little uncertain
-        (1.7, "n^2", 1.25, "inconclusive"),
-        (2.3, "n^2", 1.02, "refuted"),
-        (2, "n^2", 1.02, "holds"),
-        (2, "n^2", 1.2, "inconclusive"),
-        (3, "n^2", (4.0, 1.0, 1.0, 1.0, 1.0), "refuted"),
-        (2, "n^2", (1.0, 1.0, 1.0, 1.0, 1.2), "inconclusive"),  # the top octave may be off
-    ],
-)
+@pytest.mark.parametrize(("true", "law", "factor", "expected"), [
+    (3, "n^2", 1.6, "refuted"),  # no error by so much makes n^3 of n^2
+    (3, "O(n^2)", 1.6, "refuted"),
+    (1, "n^2", 1.6, "refuted"),
+    (3, "n^2", 4.0, "inconclusive"),
+    (1, "O(n^2)", 1.3, "holds"),  # nor n of more than n^2
+    (2.3, "n^2", 1.25, "inconclusive"),  # a little off, and a little uncertain
+    (1.7, "n^2", 1.25, "inconclusive"),
+    (2.3, "n^2", 1.02, "refuted"),
+    (2, "n^2", 1.02, "holds"),
+    (2, "n^2", 1.2, "inconclusive"),
+    (3, "n^2", (4.0, 1.0, 1.0, 1.0, 1.0), "refuted"),
+    (2, "n^2", (1.0, 1.0, 1.0, 1.0, 1.2), "inconclusive"),  # the top octave may be off
+])  # fmt: skip
 def test_what_no_allowed_times_follow_is_refuted_and_what_none_breaks_holds(
-    true: float, law: str, factor: Any, expected: str
-) -> None:
+    true, law, factor, expected
+):
     factors = factor if isinstance(factor, tuple) else (factor,) * len(FOUR_OCTAVES)
     fit = fitted(wide(replayed(power(true), law), *factors))
     assert verdict(fit) == expected
     assert bool(fit.missing) == (expected == "inconclusive")
 
 
-def test_what_is_missing_names_the_size_and_what_decides() -> None:
+def test_what_is_missing_names_the_size_and_what_decides():
     """And with so much precision the same times decide."""
     series = replayed(power(2), "n^2", scatter=0.003)
     fit = fitted(wide(series, 1.8, 1.0, 1.0, 1.0, 1.01))
@@ -217,7 +212,7 @@ def test_what_is_missing_names_the_size_and_what_decides() -> None:
     assert [one.index for one in fitted(overhead).missing] == [-1]
 
 
-def test_what_scatters_counts_once() -> None:
+def test_what_scatters_counts_once():
     """In the scatter about the line, or in what each time may be; what processes differ by, too."""
 
     def width(*factors: float) -> float:
@@ -232,7 +227,7 @@ def test_what_scatters_counts_once() -> None:
     assert width(1.0, 1.0, 1.4, 1.0, 1.0) < 0.6 * width(*(1.0,) * 5)
 
 
-def test_an_overhead_is_subtracted_and_not_fitted() -> None:
+def test_an_overhead_is_subtracted_and_not_fitted():
     """The floor equals the cost at 2048: the plain slope over the range would be 1.3."""
     sizes = [2.0**k for k in range(7, 17)]
     fit = fitted(replayed(power(2), sizes=sizes, overhead_us=300 * 16**2))
@@ -243,9 +238,7 @@ def test_an_overhead_is_subtracted_and_not_fitted() -> None:
 
 
 @pytest.mark.parametrize(("factor", "after"), [(0.5, 256), (0.65, 512), (1.6, 256), (2.5, 512)])
-def test_a_kernel_switch_changes_the_constant_and_not_the_verdict(
-    factor: float, after: float
-) -> None:
+def test_a_kernel_switch_changes_the_constant_and_not_the_verdict(factor, after):
     switched = step(factor, after)
     found = judged(switched, "n^2", scatter=0.01)
     assert found["refuted"] == 0
@@ -256,7 +249,7 @@ def test_a_kernel_switch_changes_the_constant_and_not_the_verdict(
     assert fit.octaves == pytest.approx(3)
 
 
-def test_a_refutation_stands_whichever_changepoint_is_taken_out() -> None:
+def test_a_refutation_stands_whichever_changepoint_is_taken_out():
     """Three sizes cannot tell n^2.5 from n² with a kernel switch."""
     times = tuple((t + OVERHEAD_US,) * 7 for t in (300.0, 300 * 4, 300 * 4 * 8))
     series = replace(replayed(power(2), sizes=FOUR_OCTAVES[:3]), times_us=times)
@@ -266,7 +259,7 @@ def test_a_refutation_stands_whichever_changepoint_is_taken_out() -> None:
 # Intervals.
 
 
-def test_the_same_series_gives_the_same_figures_alone_or_among_others() -> None:
+def test_the_same_series_gives_the_same_figures_alone_or_among_others():
     many = [replayed(power(1 + seed), seed=seed) for seed in range(3)]
     assert fitted(many[2], draws=200) == fit_many(many, draws=200)[2]
 
@@ -274,7 +267,7 @@ def test_the_same_series_gives_the_same_figures_alone_or_among_others() -> None:
 # What lies between sizes, and what does not count.
 
 
-def test_launch_bound_sizes_do_not_count() -> None:
+def test_launch_bound_sizes_do_not_count():
     fit = fitted(replace(replayed(power(2)), launch_bound=(True, *[False] * 4)))
     assert "launch-bound" in str(fit.left_out[0])
     assert fit.left_out[1:] == (None,) * 4
@@ -289,7 +282,7 @@ NO_TIMES: dict[str, tuple[tuple[float, ...], ...]] = {
 
 @pytest.mark.parametrize("times", NO_TIMES.values(), ids=NO_TIMES)
 @pytest.mark.parametrize("overhead", [None, (), (0.0,), (math.nan,), (16.0,)])
-def test_times_that_are_none_are_inconclusive(times: Any, overhead: Any) -> None:
+def test_times_that_are_none_are_inconclusive(times, overhead):
     fit = fitted(replace(replayed(power(2)), times_us=times, overhead_us=overhead))
     assert verdict(fit) == "inconclusive"
     assert [why for why in fit.left_out if why], "each has a reason"

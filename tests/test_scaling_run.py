@@ -67,7 +67,7 @@ def layer(n: int, width: int, heads: int = 4) -> Case:
 # Which cells make a series.
 
 
-def test_the_least_overhead_of_cold_times_has_a_pair_of_events_in_it() -> None:
+def test_the_least_overhead_of_cold_times_has_a_pair_of_events_in_it():
     run = run_of([cell(Case(seq_len=n, heads=2), "naive", l2="cold") for n in SIZES])
     run.info["environment"]["ceilings"]["launch_cold_us"] = 2.5
     (series,) = series_of(run)
@@ -87,21 +87,16 @@ def on_cpu(n: int, process: int, samples: list[tuple[float, float, float]]) -> R
 SLOW, TAKEN, FAST = ((170, 170, 45),) * 5, ((400, 60, 26), (300, 50, 26)) * 3, ((100, 99, 26),) * 5
 
 
-@pytest.mark.parametrize(
-    ("processes", "time_us", "least", "most"),
-    [
-        ((FAST,), 100, 100, 100),
-        ((SLOW,), 170, 170 * 26 / 45, 170),  # a slow core: no faster than the probe says
-        (((*SLOW, *((171, 171, 26),) * 2),), 170, 170, 170),  # which a fast core is not either
-        ((TAKEN,), 50, 50, 300),  # between processor and wall time
-        ((SLOW, FAST), 100, 100, 100),  # what a process bounds holds of all
-        ((TAKEN, FAST, TAKEN), 100, 100, 100),
-        (((*TAKEN, (100, 99, 26)),), 50, 50, 100),  # no longer than one that was left alone
-    ],
-)
-def test_a_time_lies_where_every_process_allows_it(
-    processes: Any, time_us: float, least: float, most: float
-) -> None:
+@pytest.mark.parametrize(("processes", "time_us", "least", "most"), [
+    ((FAST,), 100, 100, 100),
+    ((SLOW,), 170, 170 * 26 / 45, 170),  # a slow core: no faster than the probe says
+    (((*SLOW, *((171, 171, 26),) * 2),), 170, 170, 170),  # which a fast core is not either
+    ((TAKEN,), 50, 50, 300),  # between processor and wall time
+    ((SLOW, FAST), 100, 100, 100),  # what a process bounds holds of all
+    ((TAKEN, FAST, TAKEN), 100, 100, 100),
+    (((*TAKEN, (100, 99, 26)),), 50, 50, 100),  # no longer than one that was left alone
+])  # fmt: skip
+def test_a_time_lies_where_every_process_allows_it(processes, time_us, least, most):
     record = merged([on_cpu(32, i, list(samples)) for i, samples in enumerate(processes)])
     (found,) = measured(run_of([record]))
     assert found.times_us == pytest.approx((time_us,))
@@ -111,7 +106,7 @@ def test_a_time_lies_where_every_process_allows_it(
 # The whole verdict.
 
 
-def test_an_honest_run_holds_in_every_exact_and_timed_question() -> None:
+def test_an_honest_run_holds_in_every_exact_and_timed_question():
     records = [cell(Case(seq_len=n), "naive") for n in (1, *SIZES)]
     found = scaling(run_of(records, naive={"memory": "n^2"}))
     verdicts = {(f.impl, f.workload, f.quantity, f.axis): f.verdict for f in found.findings}
@@ -140,9 +135,7 @@ GROWTHS: dict[str, tuple[str, Callable[[int], float | None], str]] = {
 
 
 @pytest.mark.parametrize(("law", "of", "expected"), GROWTHS.values(), ids=GROWTHS)
-def test_workspace_is_judged_by_the_law_without_noise(
-    law: str, of: Callable[[int], float | None], expected: str
-) -> None:
+def test_workspace_is_judged_by_the_law_without_noise(law, of, expected):
     records = [
         cell(Case(seq_len=n), "it", memory_workspace_bytes=of(n), memory_predicted_bytes=None)
         for n in SIZES
@@ -151,7 +144,7 @@ def test_workspace_is_judged_by_the_law_without_noise(
     assert exact_verdict(fit) == expected, fit.finding
 
 
-def test_flops_have_to_equal_the_formula_to_the_last_one() -> None:
+def test_flops_have_to_equal_the_formula_to_the_last_one():
     honest = [cell(Case(seq_len=n), "naive") for n in SIZES]
     counted = honest[-1].metrics["flops_executed"] + 2
     off = [*honest[:-1], cell(Case(seq_len=SIZES[-1]), "naive", flops_counted=counted)]
@@ -162,17 +155,14 @@ def test_flops_have_to_equal_the_formula_to_the_last_one() -> None:
     assert "n = 2048" in fit.finding.reason
 
 
-@pytest.mark.parametrize(
-    ("flops", "expected"),
-    [
-        (lambda n: 8 * n * 512**2 + 4 * n**2 * 512, "holds"),
-        (lambda n: n * 512**2 + 40 * n**2 * 512, "holds"),
-        (lambda n: 8 * n * 512**2, "refuted"),
-        (lambda n: 4 * n**2 * 512, "refuted"),
-        (lambda n: n**1.5, "refuted"),
-    ],
-)
-def test_flops_of_several_terms_are_a_sum_of_just_these(flops: Any, expected: str) -> None:
+@pytest.mark.parametrize(("flops", "expected"), [
+    (lambda n: 8 * n * 512**2 + 4 * n**2 * 512, "holds"),
+    (lambda n: n * 512**2 + 40 * n**2 * 512, "holds"),
+    (lambda n: 8 * n * 512**2, "refuted"),
+    (lambda n: 4 * n**2 * 512, "refuted"),
+    (lambda n: n**1.5, "refuted"),
+])  # fmt: skip
+def test_flops_of_several_terms_are_a_sum_of_just_these(flops, expected):
     records = [
         cell(layer(n, 512, 8), "naive", flops_counted=round(flops(n)), flops_executed=None)
         for n in SIZES
@@ -186,7 +176,7 @@ def test_flops_of_several_terms_are_a_sum_of_just_these(flops: Any, expected: st
 # Runs of no use.
 
 
-def test_devices_are_fitted_apart_and_that_is_said() -> None:
+def test_devices_are_fitted_apart_and_that_is_said():
     devices: tuple[Device, ...] = ("cpu", "cuda")
     found = scaling(
         run_of([cell(Case(seq_len=n, device=d), "naive") for n in SIZES for d in devices])
@@ -195,7 +185,7 @@ def test_devices_are_fitted_apart_and_that_is_said() -> None:
     assert len(found.exponents) == 2
 
 
-def test_laws_that_cannot_be_read_or_are_not_known_judge_nothing() -> None:
+def test_laws_that_cannot_be_read_or_are_not_known_judge_nothing():
     run = run_of([cell(Case(seq_len=n), "naive") for n in SIZES], naive={"memory": None})
     for law, info in (("fast", None), (5, None), (None, {"run_id": "old"})):
         run.info["implementations"][0]["time"] = law
@@ -213,7 +203,7 @@ def liar(q_BHLD: Any, k_BGSD: Any, v_BGSV: Any, *, causal: bool, scale: float) -
     return ((q_BHLD @ k_BGSD.mT) * scale).softmax(-1) @ v_BGSV
 
 
-def test_a_liar_on_real_tensors_is_refuted_and_naive_holds() -> None:
+def test_a_liar_on_real_tensors_is_refuted_and_naive_holds():
     attention("liar", flops=lambda case: core_flops(case, case.seq_len),
               workspace=lambda case: 64 * case.seq_len)(liar)  # fmt: skip
     try:

@@ -90,17 +90,14 @@ def test_a_probe_is_known_where_the_clocks_do_not_contradict_each_other(
     assert watch.probe_us() == known
 
 
-@pytest.mark.parametrize(
-    ("wall", "cpu", "time_us", "cpu_us"),
-    [
-        (2_000_000, 1_990_000, 2000.0, 1990.0),
-        (2_000_000, 2_000_300, 2000.0, 2000.0),  # read around the other clock
-        (2_000_000, 0, 2000.0, None),  # it stood still
-        (1_000_000, 1_990_000, 0.0, None),  # the wall's stood still for half of the batch
-        (-5_000_000, 1_990_000, -5000.0, None),
-        (2_000_000, 3_600_000_000_000, 0.0, None),  # it jumped an hour
-    ],
-)
+@pytest.mark.parametrize(("wall", "cpu", "time_us", "cpu_us"), [
+    (2_000_000, 1_990_000, 2000.0, 1990.0),
+    (2_000_000, 2_000_300, 2000.0, 2000.0),  # read around the other clock
+    (2_000_000, 0, 2000.0, None),  # it stood still
+    (1_000_000, 1_990_000, 0.0, None),  # the wall's stood still for half of the batch
+    (-5_000_000, 1_990_000, -5000.0, None),
+    (2_000_000, 3_600_000_000_000, 0.0, None),  # it jumped an hour
+])  # fmt: skip
 def test_a_batch_whose_clocks_contradict_each_other_has_no_time(
     monkeypatch, wall, cpu, time_us, cpu_us
 ):

@@ -85,7 +85,7 @@ assert changed == [] and set.union(*places) == {cpu} and len(places) > 1, (chang
 """
 
 
-def test_a_pinned_process_stays_where_it_is_with_all_its_threads() -> None:
+def test_a_pinned_process_stays_where_it_is_with_all_its_threads():
     ran = run_script(PINNED)
     assert ran.returncode == 0, ran.stderr
 
@@ -99,9 +99,7 @@ def told() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("left", LEFT)
-def test_what_a_call_leaves_behind_is_put_back_and_named_each_time(
-    told: dict[str, Any], left: str
-) -> None:
+def test_what_a_call_leaves_behind_is_put_back_and_named_each_time(told, left):
     named, clean, lasting, same = told[left]
     changes = left != "affinity" or len(os.sched_getaffinity(0)) > 1  # one CPU cannot become fewer
     assert [LEFT[left][1] in names for names in named] == [changes] * 2, named

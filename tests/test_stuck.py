@@ -35,7 +35,7 @@ assert not any(os.path.exists(f"/proc/{each.pid}") for pair in pairs for each in
 """
 
 
-def test_a_child_that_a_driver_holds_is_left_after_a_while_and_the_others_are_ended() -> None:
+def test_a_child_that_a_driver_holds_is_left_after_a_while_and_the_others_are_ended():
     ended = run_script(STUCK)
     assert (ended.returncode, ended.stderr) == (0, "")
 
@@ -57,8 +57,8 @@ def mute(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Server]:
 
 @pytest.mark.parametrize("answers_s", [600.0, 1.0])
 def test_a_server_that_does_not_answer_in_time_is_ended_and_serves_no_later_question(
-    mute: Callable[..., Server], answers_s: float
-) -> None:
+    mute, answers_s
+):
     with mute(answers_s) as server:
         with pytest.raises(TimeoutError, match="no answer for"):
             server.ask("kill", 1)
@@ -67,9 +67,7 @@ def test_a_server_that_does_not_answer_in_time_is_ended_and_serves_no_later_ques
             server.ask("await", 1)
 
 
-def test_a_worker_whose_server_is_silent_is_not_said_to_be_killed_and_is_ended(
-    mute: Callable[..., Server],
-) -> None:
+def test_a_worker_whose_server_is_silent_is_not_said_to_be_killed_and_is_ended(mute):
     with mute(600.0, but="fork") as server:
         line = Line()
         worker = Forked(server, line.ends)
@@ -83,9 +81,7 @@ def test_a_worker_whose_server_is_silent_is_not_said_to_be_killed_and_is_ended(
         line.close()
 
 
-def test_a_runner_whose_server_is_silent_goes_on_with_another(
-    mute: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_runner_whose_server_is_silent_goes_on_with_another(mute, monkeypatch):
     silent, made = [mute(600.0)], list[Server]()
 
     def server(settings: Settings) -> Server:

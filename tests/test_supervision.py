@@ -68,12 +68,16 @@ class ScriptedWorker:
 
 @pytest.fixture
 def play(tmp_path):
-    """Run keys through scripted workers; returns results by key, and what each was asked."""
+    """Run keys through scripted workers: results by key, what each was asked; `play.retried`."""
 
     def run(
-        *scripts: list[Any], timeout_s: float = 60.0, deaths_each: int | None = None
-    ) -> tuple[dict[Any, Any], list[Any]]:
-        workers = [ScriptedWorker(tmp_path, script) for script in scripts]
+        *scripts: list[Any], timeout_s: float = 60.0, words: str = "", keys: Any = KEYS,
+        ends_soon: int | None = None, **options: Any,
+    ) -> tuple[dict[Any, Any], list[Any]]:  # fmt: skip
+        workers = [
+            ScriptedWorker(tmp_path, script, words, number == ends_soon)
+            for number, script in enumerate(scripts)
+        ]
         remaining = list(workers)
         live: list[ScriptedWorker] = []
 
@@ -87,15 +91,16 @@ def play(tmp_path):
                 each.heartbeat.close()
             live.clear()
 
+        settings = SimpleNamespace(timeout_s=timeout_s)
         runner: Any = SimpleNamespace(
-            worker=worker,
-            close=close,
-            watch=lambda case, impl, stage: None,
-            settings=SimpleNamespace(timeout_s=timeout_s),
+            worker=worker, close=close, watch=lambda *_: None, settings=settings
         )
-        supervision = Supervision(runner, CASES, lambda keys: keys, deaths_each)  # type: ignore[arg-type,return-value]
-        results = list(supervision.run(KEYS))
-        assert len(results) == len({key for key, _ in results}), "a key came twice"
+        asks: Any = lambda keys: keys  # noqa: E731
+        supervision = Supervision(runner, CASES, asks, **options)
+        results = list(supervision.run(keys))
+        assert {key for key, _ in results} == set(keys)
+        assert len(results) == len(keys), "a key came twice"
+        vars(run)["retried"] = supervision.retried
         return dict(results), [worker.request for worker in workers]
 
     return run
@@ -214,30 +219,22 @@ def test_who_is_killed_for_want_of_memory_is_oom_and_in_the_reference_skipped(
     )  # fmt: skip
 
 
-def test_of_who_was_tried_again_it_is_known_what_had_happened(tmp_path):
-    scripts = [[*OTHERS, "dies"], [(0, "a"), "done"], [(0, "b"), (1, "a"), "done"]]
-    workers = iter([ScriptedWorker(tmp_path, script, "bus error") for script in scripts])
-    runner: Any = SimpleNamespace(worker=lambda: next(workers), close=lambda: None)
-    supervision = Supervision(runner, CASES, lambda keys: keys)  # type: ignore[arg-type,return-value]
-    assert len(list(supervision.run(KEYS))) == 3
-    [(key, text)] = supervision.retried.items()
+def test_of_who_was_tried_again_it_is_known_what_had_happened(play):
+    play([*OTHERS, "dies"], [(0, "a"), "done"], [(0, "b"), (1, "a"), "done"], words="bus error")
+    [(key, text)] = play.retried.items()
     assert key == (0, "a")
     assert text.startswith("crashed: samples: ")
     assert text.endswith("(SIGSEGV): bus error; to blame is one of: b")
 
 
-def test_who_dies_soon_after_it_was_measured_alone_is_to_blame(tmp_path):
+def test_who_dies_soon_after_it_was_measured_alone_is_to_blame(play):
     """What its thread does later would end whoever is measured then."""
-    scripts = [[*OTHERS, "dies"], [(0, "a"), "done"], [(0, "b"), (1, "a"), "done"]]
-    workers = [ScriptedWorker(tmp_path, script, "", script is scripts[1]) for script in scripts]
-    fresh, asked = iter(workers), []
-    runner: Any = SimpleNamespace(worker=lambda: next(fresh), close=lambda: None)
-    supervision = Supervision(runner, CASES, lambda keys: asked.append(keys) or keys)  # type: ignore[arg-type,return-value,func-returns-value]
-    results: dict[Any, Any] = dict(supervision.run(KEYS))
+    scripts = [*OTHERS, "dies"], [(0, "a"), "done"], [(0, "b"), (1, "a"), "done"]
+    results, asked = play(*scripts, ends_soon=1)
     death = results[0, "a"]
     assert (death.status, asked) == ("crashed", [KEYS, [(0, "a")], KEYS[1:]])
     assert death.reason.endswith("killed by signal 11 (SIGSEGV), within 3 s after it was measured")
-    assert "to blame" not in supervision.retried[0, "a"], "nobody else is"
+    assert "to blame" not in play.retried[0, "a"], "nobody else is"
     assert results[0, "b"].status == results[1, "a"].status == "ok"
 
 
@@ -250,33 +247,20 @@ def test_only_who_is_tried_again_is_waited_for(play, monkeypatch):
     assert len(asked) == 1
 
 
-def test_who_failed_in_an_earlier_run_is_tried_apart_from_the_others(tmp_path, monkeypatch):
+def test_who_failed_in_an_earlier_run_is_tried_apart_from_the_others(play, monkeypatch):
     watched = []
     monkeypatch.setattr(ScriptedWorker, "ends_within", lambda *_: watched.append(1), raising=False)
-    scripts = [[(0, "b"), "done"], [(0, "a"), (1, "a"), "done"]]
-    workers = iter([ScriptedWorker(tmp_path, script) for script in scripts])
-    runner: Any = SimpleNamespace(worker=lambda: next(workers), close=lambda: None)
-    asked: list[Any] = []
-
-    def request(keys: Any) -> Any:
-        asked.append(keys)
-        return keys
-
-    supervision = Supervision(runner, CASES, request, retried={(0, "b"): "crashed: x"})
-    assert len(list(supervision.run(KEYS))) == 3
+    scripts = [(0, "b"), "done"], [(0, "a"), (1, "a"), "done"]
+    _, asked = play(*scripts, retried={(0, "b"): "crashed: x"})
     assert asked == [[(0, "b")], [(0, "a"), (1, "a")]]
     assert watched == [1]
 
 
-def test_of_many_who_may_be_to_blame_five_are_named(tmp_path):
+def test_of_many_who_may_be_to_blame_five_are_named(play):
     keys = [(0, name) for name in "abcdefgh"]
     begun = [("at", 0, i, "build", name) for i, (_, name) in enumerate(keys[:7])]
-    scripts = [[*begun, "dies"], [(0, "g"), "done"], [*keys[:6], keys[7], "done"]]
-    workers = iter([ScriptedWorker(tmp_path, script) for script in scripts])
-    runner: Any = SimpleNamespace(worker=lambda: next(workers), close=lambda: None)
-    supervision = Supervision(runner, CASES, lambda keys: keys)  # type: ignore[arg-type,return-value]
-    assert len(list(supervision.run(keys))) == 8
-    assert supervision.retried[0, "g"].endswith("; to blame is one of: a, b, c, d, e, …")
+    play([*begun, "dies"], [(0, "g"), "done"], [*keys[:6], keys[7], "done"], keys=keys)
+    assert play.retried[0, "g"].endswith("; to blame is one of: a, b, c, d, e, …")
 
 
 # Events that cannot be read.

@@ -31,7 +31,7 @@ from attnbench.worker import calling, tracing
 from attnbench.worker.tracing import op_rows, trace_cell
 from attnbench.worker.trial import Trial
 from attnbench.worker.workloads import Bound
-from tests.test_profile import profile
+from tests.test_profiles import NAIVE, profile
 
 load_built_in()
 CASE = Case(seq_len=32, heads=2, head_dim=16)
@@ -194,18 +194,15 @@ CEILINGS = {"matmul_tflops": {"float32": 0.1}, "read_gbps": 8.0, "copy_gbps": 10
             "cache_bytes": 1000}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("flops", "bytes_", "count", "expected"),
-    [
-        (1e6, None, 1, (0.5, "matmul")),  # 10 µs of 20
-        (None, 1e5, 1, (0.5, "memory")),
-        (1e6, 1.5e5, 1, (0.75, "memory")),  # what takes longer binds
-        (1e6, 900, 1, (0.5, "matmul")),
-        (None, 900, 1, (None, None)),  # in the cache: no ceiling is known
-        (None, 5000, 10, (None, None)),  # of ten ops, each in the cache
-        (None, None, 1, (None, None)),
-    ],
-)
+@pytest.mark.parametrize(("flops", "bytes_", "count", "expected"), [
+    (1e6, None, 1, (0.5, "matmul")),  # 10 µs of 20
+    (None, 1e5, 1, (0.5, "memory")),
+    (1e6, 1.5e5, 1, (0.75, "memory")),  # what takes longer binds
+    (1e6, 900, 1, (0.5, "matmul")),
+    (None, 900, 1, (None, None)),  # in the cache: no ceiling is known
+    (None, 5000, 10, (None, None)),  # of ten ops, each in the cache
+    (None, None, 1, (None, None)),
+])  # fmt: skip
 def test_the_share_is_of_the_ceiling_that_binds(flops, bytes_, count, expected):
     op = Op(name="x", count=count, self_us=20.0, flops=flops, bytes=bytes_)
     found = with_share(op, "float32", CEILINGS)
@@ -234,7 +231,7 @@ def test_the_process_that_other_profilers_start_calls_the_cell_of_the_profile(
     monkeypatch.setattr("attnbench.api.loader.load_file", lambda file, replace: files.append(file))
 
     def started(name):
-        file = write_profile(tmp_path, profile(impl=name))
+        file = write_profile(tmp_path, profile(*NAIVE, impl=name))
         monkeypatch.setattr(sys, "argv", ["tracing", str(file), "own.py"])
         with pytest.raises(SystemExit) as ended:
             # By its path: the loader that pytest may have put around the package runs no modules.
@@ -273,7 +270,7 @@ def test_on_a_gpu_each_phase_is_a_range_and_only_the_calls_are_captured(tmp_path
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: log.append("end"))
     for name in ("start", "stop"):
         monkeypatch.setattr(torch.cuda.profiler, name, lambda name=name: log.append(name))
-    write_profile(tmp_path, profile(case=Case(device="cuda").to_json()))
+    write_profile(tmp_path, profile(*NAIVE, case=Case(device="cuda").to_json()))
     assert calling.run_alone(tmp_path / "profile.json", ()) == 0
     one = [ops.CALL, "call", "wait", "end"]
     assert log == [
@@ -282,19 +279,16 @@ def test_on_a_gpu_each_phase_is_a_range_and_only_the_calls_are_captured(tmp_path
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["naive", "--seq-lens", "64,128"], ["--seq-lens 64,128", "one value"]),
-        (["naive", "--masks", "full,causal"], ["--masks full,causal", "one value"]),
-        (["naive", "--threads", "1,2"], ["--threads 1,2", "one value"]),
-        (["naive", "sdpa", "chunked"], ["3 implementations", "two are"]),
-        (["naive", "sdpa", "--base", "HEAD"], ["--python", "--base"]),
-        (["naive", "--base", "HEAD"], ["--base", "--impl FILE"]),
-        (["naive", "--python", "/no/python"], ["--python /no/python", "cannot be run"]),
-        (["naive", "--from", "nowhere"], ["no run 'nowhere'"]),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["naive", "--seq-lens", "64,128"], ["--seq-lens 64,128", "one value"]),
+    (["naive", "--masks", "full,causal"], ["--masks full,causal", "one value"]),
+    (["naive", "--threads", "1,2"], ["--threads 1,2", "one value"]),
+    (["naive", "sdpa", "chunked"], ["3 implementations", "two are"]),
+    (["naive", "sdpa", "--base", "HEAD"], ["--python", "--base"]),
+    (["naive", "--base", "HEAD"], ["--base", "--impl FILE"]),
+    (["naive", "--python", "/no/python"], ["--python /no/python", "cannot be run"]),
+    (["naive", "--from", "nowhere"], ["no run 'nowhere'"]),
+])  # fmt: skip
 def test_what_cannot_be_profiled_is_one_line_and_writes_nothing(
     cli, assert_refused, tmp_path, monkeypatch, arguments, says
 ):
@@ -307,10 +301,10 @@ def test_a_profile_stays_though_nobody_reads_on_and_one_that_fails_leaves_nothin
     cli, tmp_path, monkeypatch
 ):
     def profiled(subject, case, folder):
-        write_profile(folder, profile())
+        write_profile(folder, profile(*NAIVE))
         if subject.impl == "sdpa":
             raise NotProfiledError("sdpa has no profile: incorrect: by far", "incorrect")
-        return profile()
+        return profile(*NAIVE)
 
     def closed(*_):
         raise BrokenPipeError
@@ -322,7 +316,7 @@ def test_a_profile_stays_though_nobody_reads_on_and_one_that_fails_leaves_nothin
     assert (done.exit_code, done.stderr) == (1, "Error: sdpa has no profile: incorrect: by far\n")
     assert list(tmp_path.iterdir()) == []
     cli("profile", "naive", *output, "kept")
-    assert read_profile(tmp_path / "new" / "kept") == profile()
+    assert read_profile(tmp_path / "new" / "kept") == profile(*NAIVE)
 
 
 @pytest.mark.slow

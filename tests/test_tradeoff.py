@@ -35,7 +35,7 @@ RECORDS = [
 ]
 
 
-def test_methods_are_drawn_at_the_largest_n_that_most_of_them_share(tmp_path: Path) -> None:
+def test_methods_are_drawn_at_the_largest_n_that_most_of_them_share(tmp_path):
     found = tradeoff.draw_all(cells(tmp_path, RECORDS), tmp_path)
     assert [plot.subject.endswith("n=512") for plot in found] == [True]
     assert all(name in found[0].alt for name in ("near:32", "near:64", "sums"))
@@ -45,9 +45,7 @@ def test_methods_are_drawn_at_the_largest_n_that_most_of_them_share(tmp_path: Pa
 @pytest.mark.parametrize(
     ("count", "titles"), [(1, [""]), (MOST_LINES, ["exact", "sparse", "linear"])]
 )
-def test_many_lines_of_several_families_get_a_panel_each(
-    tmp_path: Path, count: int, titles: list[str]
-) -> None:
+def test_many_lines_of_several_families_get_a_panel_each(tmp_path, count, titles):
     more = [cell(n, f"near:{2 * i + 2}") for n in (256, 512) for i in range(count)]
     frame = cells(tmp_path, [*RECORDS, *more])
     (page,) = pages(frame, CHARTS.get("time"))

@@ -8,16 +8,15 @@ import pytest
 import torch
 
 from attnbench.api import IMPLEMENTATIONS, attention, attention_builder
-from attnbench.measure.clock import CaptureError, clock_for
+from attnbench.measure.clock import clock_for
 from attnbench.measure.engine import Measurement
-from attnbench.measure.sampling import StoppingRule, UnmeasurableError
+from attnbench.measure.sampling import StoppingRule
 from attnbench.measure.watch import Watch
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.worker import measuring, trial
 from attnbench.worker.checking import Entry
 from attnbench.worker.measuring import Instruments, measure_group
-from attnbench.worker.trial import classify
 from tests.conftest import collector
 
 RULE = StoppingRule(precision=0.5, min_time_s=0.001, max_time_s=0.01)
@@ -100,19 +99,16 @@ def scribbles(case):
     return call
 
 
-@pytest.mark.parametrize(
-    ("build", "words"),
-    [
-        (lambda case: lambda q, k, v: exact(q, k, v, causal=False, scale=1.0), "is off by"),
-        (stale, "after its inputs changed"),
-        (lambda case: lambda q, k, v: torch.empty_like(q), "o "),
-        (scribbles, "wrote to its input k"),
-        (lambda case: lambda q, k, v: q.double(), "expected torch.float32"),
-        (lambda case: lambda q, k, v: q[:, :1], "shape"),
-        (lambda case: lambda q, k, v: q * math.nan, "not finite"),
-        (lambda case: lambda q, k, v: None, "not a tensor"),
-    ],
-)
+@pytest.mark.parametrize(("build", "words"), [
+    (lambda case: lambda q, k, v: exact(q, k, v, causal=False, scale=1.0), "is off by"),
+    (stale, "after its inputs changed"),
+    (lambda case: lambda q, k, v: torch.empty_like(q), "o "),
+    (scribbles, "wrote to its input k"),
+    (lambda case: lambda q, k, v: q.double(), "expected torch.float32"),
+    (lambda case: lambda q, k, v: q[:, :1], "shape"),
+    (lambda case: lambda q, k, v: q * math.nan, "not finite"),
+    (lambda case: lambda q, k, v: None, "not a tensor"),
+])  # fmt: skip
 def test_a_wrong_one_is_incorrect_and_has_no_time(measured, build, words):
     records = measured(wrong=build, right=right)
     assert records["wrong"].status == "incorrect"
@@ -136,16 +132,12 @@ def fails_to_build(case):
     raise NotImplementedError("no such size")
 
 
-def too_large(case):
-    return lambda q, k, v: torch.empty(1 << 60)
-
-
 @pytest.mark.parametrize(
     ("build", "status", "words"),
     [
         (fails_late, "error", "RuntimeError: worn out"),  # the clock decides in which stage
         (fails_to_build, "error", "build: NotImplementedError: no such size"),
-        (too_large, "oom", "check: "),
+        (lambda case: lambda q, k, v: torch.empty(1 << 60), "oom", "check: "),
     ],
 )
 def test_one_that_fails_costs_its_own_cell(measured, build, status, words):
@@ -177,17 +169,6 @@ def test_the_simple_form_serves_full_and_causal():
         IMPLEMENTATIONS.remove("spy")
 
 
-def test_an_exception_is_classified_by_what_it_is():
-    assert classify(MemoryError(), "build")[0] == "oom"
-    full = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
-    assert classify(full, "probe") == ("oom", f"probe: {full}")
-    assert classify(ValueError("x"), "check") == ("error", "check: ValueError: x")
-    refused = CaptureError("--timer graph: the call cannot be captured (it waits)")
-    assert classify(refused, "samples") == ("unsupported", str(refused))
-    unseen = UnmeasurableError("faster than the clock can see")
-    assert classify(unseen, "samples")[0] == "error"
-
-
 def test_torchs_cache_is_emptied_before_a_group_is_prepared_and_before_it_is_timed(
     measured, monkeypatch
 ):
@@ -202,32 +183,6 @@ def test_torchs_cache_is_emptied_before_a_group_is_prepared_and_before_it_is_tim
         logged(place, name)
     measured(right=right)
     assert log == ["empty_cache", "prepare", "empty_cache", "run"]
-
-
-def test_settings_that_someone_changes_are_named_and_do_not_hold_for_the_others(measured):
-    seen: list[tuple[str, torch.dtype, int]] = []
-
-    def meddles(case):
-        torch.set_float32_matmul_precision("medium")
-        torch.set_default_dtype(torch.float64)
-        torch.set_num_threads(1 if torch.get_num_threads() > 1 else 2)
-        return right(case)
-
-    def looks(case):
-        now = (
-            torch.get_float32_matmul_precision(),
-            torch.get_default_dtype(),
-            torch.get_num_threads(),
-        )
-        seen.append(now)
-        return right(case)
-
-    before = torch.get_num_threads()
-    records = measured(meddles=meddles, looks=looks)
-    assert records["looks"].status == "ok"
-    assert seen == [("highest", torch.float32, before)]
-    assert "the number of threads" in records["meddles"].metrics["meddles"]
-    assert "meddles" not in records["looks"].metrics
 
 
 def test_a_device_that_is_lost_is_told_from_an_error(monkeypatch):

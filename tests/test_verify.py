@@ -18,7 +18,6 @@ from attnbench.planning.plan import expand
 from attnbench.planning.presets import PRESETS
 from attnbench.schema.finding import Cost, LawFinding, Verdict, exit_code
 from tests import synthetic
-from tests.conftest import Cli, Refused
 
 MADE = Path("results/made")
 
@@ -38,22 +37,19 @@ def _finding(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "of_another", "code"),
-    [
-        ((), (), ExitCode.INCONCLUSIVE),
-        (("inconclusive",), (), ExitCode.INCONCLUSIVE),
-        (("holds",), (), ExitCode.OK),
-        (("holds", "inconclusive"), (), ExitCode.OK),
-        (("holds", "refuted"), (), ExitCode.FINDING),
-        (("refuted", "inconclusive"), (), ExitCode.FINDING),
-        (("holds",), ("inconclusive",), ExitCode.INCONCLUSIVE),  # one does not cover the other
-        (("holds",), ("inconclusive", "holds"), ExitCode.OK),
-    ],
-)
+@pytest.mark.parametrize(("verdicts", "of_another", "code"), [
+    ((), (), ExitCode.INCONCLUSIVE),
+    (("inconclusive",), (), ExitCode.INCONCLUSIVE),
+    (("holds",), (), ExitCode.OK),
+    (("holds", "inconclusive"), (), ExitCode.OK),
+    (("holds", "refuted"), (), ExitCode.FINDING),
+    (("refuted", "inconclusive"), (), ExitCode.FINDING),
+    (("holds",), ("inconclusive",), ExitCode.INCONCLUSIVE),  # one does not cover the other
+    (("holds",), ("inconclusive", "holds"), ExitCode.OK),
+])  # fmt: skip
 def test_the_exit_code_says_whether_anything_is_refuted_or_nothing_holds(
-    verdicts: tuple[Verdict, ...], of_another: tuple[Verdict, ...], code: ExitCode
-) -> None:
+    verdicts, of_another, code
+):
     others = [_finding(verdict, impl="dead") for verdict in of_another]
     assert exit_code([*map(_finding, verdicts), *others]) == code
 
@@ -66,15 +62,13 @@ def test_the_exit_code_says_whether_anything_is_refuted_or_nothing_holds(
         (("holds", "inconclusive", "refuted"), ExitCode.FINDING),
     ],
 )
-def test_strict_ends_with_3_where_any_verdict_is_open(
-    cli: Cli, answered: Any, verdicts: tuple[Verdict, ...], code: ExitCode
-) -> None:
+def test_strict_ends_with_3_where_any_verdict_is_open(cli, answered, verdicts, code):
     answered(*map(_finding, verdicts))
     assert cli("verify", "made", "--strict").exit_code == code
 
 
 @pytest.mark.parametrize("wrong", [{"verdict": "maybe"}, {"reason": ""}])
-def test_a_finding_has_one_of_three_verdicts_and_a_reason(wrong: dict[str, Any]) -> None:
+def test_a_finding_has_one_of_three_verdicts_and_a_reason(wrong):
     with pytest.raises(ValueError, match=r"verdict|reason"):
         replace(_finding("holds"), **wrong)
 
@@ -91,7 +85,7 @@ def answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return answer
 
 
-def test_a_refuted_law_comes_first_and_ends_with_1(cli: Cli, answered: Any) -> None:
+def test_a_refuted_law_comes_first_and_ends_with_1(cli, answered):
     answered(_finding("holds"), _finding("refuted"), _finding("inconclusive"))
     result = cli("verify", "made")
     assert result.exit_code == ExitCode.FINDING, result.stderr
@@ -99,7 +93,7 @@ def test_a_refuted_law_comes_first_and_ends_with_1(cli: Cli, answered: Any) -> N
     assert marks == ["✗", "✓", "?"]
 
 
-def test_json_holds_every_finding_with_its_figures(cli: Cli, answered: Any) -> None:
+def test_json_holds_every_finding_with_its_figures(cli, answered):
     answered(_finding("inconclusive"))
     result = cli("verify", "made", "--json")
     assert result.exit_code == ExitCode.INCONCLUSIVE
@@ -113,7 +107,7 @@ def test_json_holds_every_finding_with_its_figures(cli: Cli, answered: Any) -> N
 
 
 @pytest.mark.usefixtures("imagined_worker")
-def test_what_only_a_sweep_takes_is_refused_without_one(cli: Cli, assert_refused: Refused) -> None:
+def test_what_only_a_sweep_takes_is_refused_without_one(cli, assert_refused):
     assert_refused(cli("verify", "--threads", "2", "--impls", "naive"), "--threads", "--sweep")
     assert_refused(cli("verify", "latest", "--sweep"), "--sweep", "'latest'", "--name")
     assert_refused(cli("verify"), "results")
@@ -122,7 +116,7 @@ def test_what_only_a_sweep_takes_is_refused_without_one(cli: Cli, assert_refused
 
 
 @pytest.mark.usefixtures("imagined_worker")
-def test_a_sweep_of_verify_is_measured_as_its_preset_says(cli: Cli) -> None:
+def test_a_sweep_of_verify_is_measured_as_its_preset_says(cli):
     for name, impls in (("asked", ()), ("one", ("--impls", "naive-heads"))):
         result = cli("verify", "--sweep", *impls, "--name", name, "--quiet")
         decided = (ExitCode.OK, ExitCode.FINDING, ExitCode.INCONCLUSIVE)
@@ -140,21 +134,17 @@ def test_a_sweep_of_verify_is_measured_as_its_preset_says(cli: Cli) -> None:
     assert {row["case"]["pass"] for row in plan} == {"forward", "both"}
 
 
-def test_the_gru_on_a_gpu_is_one_that_cudnn_takes_beside_layers_of_its_width_and_dtype() -> None:
+def test_the_gru_on_a_gpu_is_one_that_cudnn_takes_beside_layers_of_its_width_and_dtype():
     cases = [
         case
         for axes in PRESETS.get(PRESET_ON["cuda"]).sweeps
         if {"sdpa", "gru"} & {*(axes.impls or ())}
         for case in expand(axes, "cuda")
     ]
-    keys = {
-        workload: {
-            (case.model_width, case.dtype, case.pass_)
-            for case in cases
-            if case.workload == workload and case.seq_len in (512, 2048)
-        }
-        for workload in ("layer", "recurrent")
-    }
+    keys: dict[str, set[tuple[object, ...]]] = {"layer": set(), "recurrent": set()}
+    for case in cases:
+        if case.workload in keys and case.seq_len in (512, 2048):
+            keys[case.workload].add((case.model_width, case.dtype, case.pass_))
     assert {dtype for _, dtype, _ in keys["recurrent"]} == {"float16"}
     assert len(keys["recurrent"]) == 2
     assert keys["recurrent"] <= keys["layer"]
@@ -187,9 +177,7 @@ SWEEP = ("sweep", "--impls", "naive", "--seq-lens", "128..512", "--name", "made"
 
 
 @pytest.mark.usefixtures("imagined_worker")
-def test_what_keeps_a_verdict_open_is_measured_again_until_it_is_decided(
-    cli: Cli, open_cells: Any
-) -> None:
+def test_what_keeps_a_verdict_open_is_measured_again_until_it_is_decided(cli, open_cells):
     assert cli(*SWEEP).exit_code == ExitCode.OK
     result = cli("verify", "made", "--until-decided")
     assert result.exit_code == ExitCode.OK, result.stderr
@@ -201,7 +189,7 @@ def test_what_keeps_a_verdict_open_is_measured_again_until_it_is_decided(
 
 
 @pytest.mark.usefixtures("imagined_worker", "open_cells")
-def test_a_budget_that_would_not_last_is_not_begun(cli: Cli) -> None:
+def test_a_budget_that_would_not_last_is_not_begun(cli):
     cli(*SWEEP)
     result = cli("verify", "made", "--until-decided", "--budget", "1s")  # a cell takes longer
     assert result.exit_code == ExitCode.INCONCLUSIVE
@@ -209,5 +197,5 @@ def test_a_budget_that_would_not_last_is_not_begun(cli: Cli) -> None:
     assert {part.process for part in load_run(MADE).parts} == {0}
 
 
-def test_a_budget_is_for_what_is_measured_again(cli: Cli, assert_refused: Refused) -> None:
+def test_a_budget_is_for_what_is_measured_again(cli, assert_refused):
     assert_refused(cli("verify", "made", "--budget", "5m"), "--budget", "--until-decided")

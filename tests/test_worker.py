@@ -1,8 +1,6 @@
 """Workers: how they begin and end, and what they say where they cannot even begin to measure."""
 
 import os
-import signal
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -30,6 +28,7 @@ from attnbench.schema.messages import (
 from attnbench.worker import reference, serving
 from attnbench.worker.measuring import Instruments
 from attnbench.worker.workloads import WORKLOADS
+from tests.conftest import lives
 
 FAILURES: dict[str, tuple[Exception, str, str]] = {
     "no memory for the flush": (MemoryError(), "skipped", "set-up: out of memory"),
@@ -181,13 +180,6 @@ attention("mine")(lambda q, k, v, *, causal, scale: os._exit(7))
 """
 
 
-def lives(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:  # gone
-        return False
-
-
 @pytest.fixture(scope="module")
 def forked(tmp_path_factory) -> tuple[dict[int, tuple[int, int]], list[Any], int]:
     """Two workers that were forked one after the other: by id a process of each and its threads."""
@@ -225,16 +217,6 @@ class TestForked:
         found, _, server = forked
         assert not [x for i, (sleeper, _) in found.items() for x in (i, sleeper) if lives(x)]
         assert not lives(server)
-
-    def test_a_server_that_is_lost_is_replaced(self):
-        with LocalRunner(Settings(device="cpu")) as runner:
-            runner.worker()
-            assert runner._server is not None
-            os.kill(runner._server._child.process.pid, signal.SIGKILL)
-            assert runner.worker().event(30) is None
-            assert runner.worker().ended() == -signal.SIGKILL
-            runner.close()
-            assert runner.catalogue().device == "cpu"
 
     def test_a_server_that_cannot_begin_says_why(self, tmp_path, monkeypatch):
         (tmp_path / "torch.py").write_text("raise ImportError('no such luck')")

@@ -79,10 +79,8 @@ def gate_run() -> GateRun:
         checks=checks,
     )  # fmt: skip
     decision, chance, rounds = (
-        SequentialDecision(range(len(CELLS)), run.rules),
-        random.Random(1),
-        [],
-    )
+        SequentialDecision(range(len(CELLS)), run.rules), random.Random(1), [],
+    )  # fmt: skip
     while (order := decision.next_round()) is not None:
         rounds.append(_round(order, chance))
         decision.add(rounds[-1])

@@ -80,12 +80,10 @@ def _stream(stream: Any) -> Iterator[None]:
 
 def _memory_stats(device: Any = None) -> dict[str, Any]:
     return {
-        "requested_bytes.all.current": DEVICE.live,
-        "requested_bytes.all.peak": DEVICE.peak,
-        "allocation.all.allocated": DEVICE.driver_calls,
-        "num_device_alloc": DEVICE.driver_calls,
+        "requested_bytes.all.current": DEVICE.live, "requested_bytes.all.peak": DEVICE.peak,
+        "allocation.all.allocated": DEVICE.driver_calls, "num_device_alloc": DEVICE.driver_calls,
         "num_alloc_retries": 0,
-    }
+    }  # fmt: skip
 
 
 def _nvml() -> SimpleNamespace:

@@ -44,9 +44,9 @@ from attnbench.gate.decide.stored import load_gate, write_gate
 from attnbench.gate.decide.verdict import decide
 from attnbench.report import figures
 from attnbench.schema.case import Case, parse_mask, parse_position
-from attnbench.schema.profile import read_profile, write_profile
+from attnbench.schema.profile import Note, read_profile, write_profile
 from tests import gate_runs, synthetic
-from tests.test_profile import profile
+from tests.test_profiles import NAIVE, profile
 from tests.test_report import unwritten
 
 Judge = Callable[[random.Random], Any]
@@ -146,7 +146,8 @@ class Fuzzer:
         gate_run = gate_runs.a_run(cells=gate_runs.CELLS[:2])
         self.gate = write_gate(self.output / "g", gate_run, decide(gate_run))
         (self.output / "p").mkdir()
-        self.profile = write_profile(self.output / "p", profile())
+        notes = (Note("profiler-cost", {"ratio": 1.05}),)
+        self.profile = write_profile(self.output / "p", profile(*NAIVE, notes=notes))
         given = {"claims.toml": CLAIM, "table.csv": PUBLISHED, "bench.json": BENCHMARKS}
         self.history = folder / "history"
         entries.add(self.history, load_run(self.path))

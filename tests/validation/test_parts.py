@@ -136,17 +136,14 @@ def test_costs_of_drawn_cells_are_counted_and_a_number_finds_its_cell_again(cli)
     assert ended.exit_code == 0, ended.output
 
 
-@pytest.mark.parametrize(
-    ("odd", "said"),
-    [
-        ({}, None),
-        ({"flops_counted": 9}, "9 FLOPs, by its formula 8"),
-        ({"flops_counted": 9, "flops_counted_source": "formula"}, None),
-        ({"memory_workspace_bytes": 129}, "129 bytes, predicted 64"),
-        ({"memory_workspace_bytes": 65, "memory_predicted_bytes": None}, None),
-        ({"memory_workspace_bytes": 10**6, "memory_predicted_bytes": None}, "at most 64"),
-    ],
-)
+@pytest.mark.parametrize(("odd", "said"), [
+    ({}, None),
+    ({"flops_counted": 9}, "9 FLOPs, by its formula 8"),
+    ({"flops_counted": 9, "flops_counted_source": "formula"}, None),
+    ({"memory_workspace_bytes": 129}, "129 bytes, predicted 64"),
+    ({"memory_workspace_bytes": 65, "memory_predicted_bytes": None}, None),
+    ({"memory_workspace_bytes": 10**6, "memory_predicted_bytes": None}, "at most 64"),
+])  # fmt: skip
 def test_costs_that_contradict_the_sizes_are_said(odd, said):
     metrics = {
         "flops_counted": 8, "flops_executed": 8, "flops_counted_source": "dispatched",

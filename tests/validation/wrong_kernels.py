@@ -17,13 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from attnbench.api import (
-    ALL_MASKS,
-    Case,
-    attention_builder,
-    dense_bias,
-    hidden_and_blind,
-)
+from attnbench.api import ALL_MASKS, Case, attention_builder, dense_bias, hidden_and_blind
 
 Tensor = torch.Tensor
 SAYS: dict[str, str] = {}

@@ -35,12 +35,9 @@ def measured(neighbours: int, budget_s: float, seed: int) -> Figures:
         measure_until_decided(path, begin + budget_s, quiet=True)
         run = load_run(path)
     return {
-        "seed": seed,
-        "swept_s": swept_s,
-        "wall_s": time.monotonic() - begin,
-        "again": len(run.parts) - len(run.records),
-        "verdicts": verdicts(run),
-    }
+        "seed": seed, "swept_s": swept_s, "wall_s": time.monotonic() - begin,
+        "again": len(run.parts) - len(run.records), "verdicts": verdicts(run),
+    }  # fmt: skip
 
 
 def verdicts(run: Run) -> list[list[str]]:
