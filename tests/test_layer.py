@@ -406,5 +406,6 @@ def test_forward_workspace_is_what_sizes_say(row):
         return
     metrics = probed(case, core)
     predicted, measured = metrics["memory_predicted_bytes"], metrics["memory_workspace_bytes"]
-    assert predicted == (measured if case.position.name == "none" else None)
+    exact = case.position.name == "none" and core != "sdpa"
+    assert predicted == (measured if exact else None)
     assert measured <= metrics["memory_bound_bytes"] < 5 * measured
