@@ -397,15 +397,13 @@ MEMORY = pairwise(
 
 
 @pytest.mark.parametrize("row", MEMORY, ids=ids(MEMORY))
-def test_forward_workspace_is_what_sizes_say(row):
+def test_forward_workspace_is_estimated_from_sizes(row):
     core, way, seq_len = row["core"], row["projection"], row["seq_len"]
-    sizes: dict[str, Any] = {"width": 32, "projection": way, "layers": row["layers"]}
-    sizes["batch"] = 3 if way == "per-head" else 1  # whose heads are stacked, and not strided
+    sizes = {"batch": 2, "width": 32, "projection": way, "layers": row["layers"]}
     case = case_of(**sizes | SHAPES[row["shape"]], seq_len=seq_len)
     if impossible(case):
         return
     metrics = probed(case, core)
-    predicted, measured = metrics["memory_predicted_bytes"], metrics["memory_workspace_bytes"]
-    exact = case.position.name == "none" and core != "sdpa"
-    assert predicted == (measured if exact else None)
+    measured = metrics["memory_workspace_bytes"]
+    assert metrics["memory_predicted_bytes"] is None
     assert measured <= metrics["memory_bound_bytes"] < 5 * measured
