@@ -17,17 +17,14 @@ from attnbench.api import (
     reason_against_compiling,
 )
 
-# Score matrices of the case's dtype that are alive at the worst moment. Softmax works in float32 at
-# least; what it needs to differentiate stays.
-MATRICES = {
-    "wide": {"forward": 2, "backward": 2, "both": 3},
-    "half": {"forward": 5, "backward": 4, "both": 6},
-}
-
 
 def matrices(case: Case) -> int:
-    """How many of them."""
-    return MATRICES["wide" if case.element_bytes >= 4 else "half"][case.pass_]
+    """Score matrices of the case's dtype that are alive at the worst moment.
+
+    Softmax works in float32 at least; what it needs to differentiate stays.
+    """
+    wide, half = {"forward": 2, "backward": 2, "both": 3}, {"forward": 5, "backward": 4, "both": 6}
+    return (wide if case.element_bytes >= 4 else half)[case.pass_]
 
 
 def flops(case: Case) -> int:

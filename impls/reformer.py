@@ -19,13 +19,7 @@ empty; `Z` = 2M, the slots of the chunk before and of the own one.
 import torch
 from torch.nn.functional import normalize
 
-from attnbench.api import (
-    AttentionCall,
-    Case,
-    Estimate,
-    attention_builder,
-    core_flops,
-)
+from attnbench.api import AttentionCall, Case, Estimate, attention_builder, core_flops
 
 ALONE = -1e5  # the score of a token with itself: of no weight beside any other
 

@@ -379,21 +379,13 @@ def test_least_traffic_is_every_tensor_that_is_given_and_every_one_that_comes_ou
         assert LAYER.costs(case, impl)["bytes_min"] == moved
 
 
-MEMORY = pairwise(
-    {
-        "shape": (
-            "plain",
-            "grouped, causal",
-            "rope, wider values",
-            "one head",
-            "window, one key/value head",
-        ),
-        "core": ("naive", "naive-heads", "sdpa", "chunked"),
-        "projection": (*CUTS, *OTHERS),
-        "seq_len": (40, 300),
-        "layers": (1, 2),
-    }
-)
+MEMORY = pairwise({
+    "shape": (
+        "plain", "grouped, causal", "rope, wider values", "one head", "window, one key/value head"
+    ),
+    "core": ("naive", "naive-heads", "sdpa", "chunked"), "projection": (*CUTS, *OTHERS),
+    "seq_len": (40, 300), "layers": (1, 2),
+})  # fmt: skip
 
 
 @pytest.mark.parametrize("row", MEMORY, ids=ids(MEMORY))

@@ -89,15 +89,11 @@ def test_one_bucket_is_attention_among_queries_but_to_themselves():
 
 # One of each method.
 WIDE = [name for at, name in enumerate(NAMES) if name.split(":")[0] not in " ".join(NAMES[:at])]
-WORKSPACES = pairwise(
-    {
-        "name": (*WIDE, "sliding-window:200"),
-        "more": ({"kv_heads": 1}, {"batch": 3}, {"value_dim": 40}),
-        "mask": ("full", "causal"),
-        "dtype": ("float32", "bfloat16", "float64"),
-        "pass_": ("forward", "backward", "both"),
-    }
-)
+WORKSPACES = pairwise({
+    "name": (*WIDE, "sliding-window:200"), "mask": ("full", "causal"),
+    "more": ({"kv_heads": 1}, {"batch": 3}, {"value_dim": 40}),
+    "dtype": ("float32", "bfloat16", "float64"), "pass_": ("forward", "backward", "both"),
+})  # fmt: skip
 
 
 @pytest.mark.parametrize("row", WORKSPACES, ids=ids(WORKSPACES))
