@@ -247,26 +247,17 @@ def flops(case: Case) -> int:
 
 
 def workspace(case: Case) -> int:
-    """Bytes of the largest block, of what is kept for the backward, of half precision made wide.
+    """Bytes of a block of scores with its rows of q and o and three sums, of k and v made wide.
 
-    Exact on a CPU.
+    Exact forward on a CPU; a backward pass has about twice as much, a bias a block more or two.
     """
     slices, queries, keys = block_sizes(case)
-    d, v = case.head_dim, case.value_dim
-    rows = slices * queries * (case.heads // case.kv_heads)
-    copies = case.batch * case.kv_heads * case.kv_len * (d + v) if case.element_bytes < 4 else 0
-    kept = case.batch * case.heads * case.seq_len if case.pass_ == "both" else 0
-    if case.needs_grad:  # two blocks of scores, q, do, delta, and dq where o · do was before
-        kept += copies
-        row = 2 * keys + d + v + 1 + max(d, v)
-    else:  # one block of scores, q, o, and the sum, the maximum and a spare one
-        row = keys + d + v + 3
-    biased = case.position.encoding.kind == "bias"
-    row += keys * biased * (1 + (case.position.name == "shaw"))  # a block of the bias, gathered
-    distances = (case.heads + 2) * (case.seq_len + case.kv_len - 1)  # and these, in 8 bytes
-    kept += biased * distances * (1 + case.needs_grad)
-    found = (rows * row + copies + kept) * max(4, case.element_bytes)
-    return found if case.device == "cpu" and not biased else Estimate(found)
+    width, biased = case.head_dim + case.value_dim, case.position.encoding.kind == "bias"
+    block = slices * queries * (case.heads // case.kv_heads) * (keys * (1 + 2 * biased) + width + 3)
+    copies = case.batch * case.kv_heads * case.kv_len * width * (case.element_bytes < 4)
+    lse = case.batch * case.heads * case.seq_len * (case.pass_ == "both")
+    found = ((1 + case.needs_grad) * (block + copies) + lse) * max(4, case.element_bytes)
+    return Estimate(found) if case.needs_grad or biased or case.device != "cpu" else found
 
 
 @attention_builder(

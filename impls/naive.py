@@ -17,21 +17,14 @@ from attnbench.api import (
     reason_against_compiling,
 )
 
-# Score matrices of the case's dtype that are alive at the worst moment. Softmax works in float32 at
-# least; what it needs to differentiate stays. On CUDA it reads float16, and that alone, without a
-# wide copy, and writes its gradient so (`half_to_float` in aten's SoftMax.cpp).
-MATRICES = {
-    "wide": {"forward": 2, "backward": 2, "both": 3},
-    "half": {"forward": 5, "backward": 4, "both": 6},
-    "half read as it is": {"forward": 4, "backward": 3, "both": 5},
-}
-
 
 def matrices(case: Case) -> int:
-    """How many of them."""
-    fused = (case.device, case.dtype) == ("cuda", "float16")
-    kind = "wide" if case.element_bytes >= 4 else "half read as it is" if fused else "half"
-    return MATRICES[kind][case.pass_]
+    """Score matrices of the case's dtype that are alive at the worst moment.
+
+    Softmax works in float32 at least; what it needs to differentiate stays.
+    """
+    wide, half = {"forward": 2, "backward": 2, "both": 3}, {"forward": 5, "backward": 4, "both": 6}
+    return (wide if case.element_bytes >= 4 else half)[case.pass_]
 
 
 def flops(case: Case) -> int:

@@ -19,13 +19,7 @@ empty; `Z` = 2M, the slots of the chunk before and of the own one.
 import torch
 from torch.nn.functional import normalize
 
-from attnbench.api import (
-    AttentionCall,
-    Case,
-    Estimate,
-    attention_builder,
-    core_flops,
-)
+from attnbench.api import AttentionCall, Case, Estimate, attention_builder, core_flops
 
 ALONE = -1e5  # the score of a token with itself: of no weight beside any other
 
@@ -94,22 +88,15 @@ def useful(case: Case, *, buckets: int, rounds: int, chunk: int) -> int:
     return flops(case, buckets=buckets, rounds=rounds, chunk=chunk, pairs=buckets * pairs)
 
 
-def workspace(case: Case, *, buckets: int, rounds: int, chunk: int) -> int:
-    """Of the last round, or where all are joined: forward on a CPU. What autograd keeps is bounded.
+def workspace(case: Case, *, buckets: int, rounds: int, chunk: int) -> Estimate:
+    """About the bytes of a round's slots, two matrices of scores and q and v in four forms.
 
-    Of a slot: scores and weights, or q in five forms; v four times, and indexes of 8 bytes.
+    And the outputs of all rounds; where a backward pass follows, autograd keeps their slots, too.
     """
-    tokens = case.batch * case.heads * case.seq_len
-    slots = case.batch * case.heads * chunks_of(case, buckets, chunk) * chunk
-    d, v, z, wide = case.head_dim, case.value_dim, 2 * chunk, max(4, case.element_bytes)
-    kept = tokens * (v * case.element_bytes + (d + v) * wide * (case.element_bytes < wide))
-    scores = slots * (max(2 * z + d + 4 * v, z + 4 * d + v, 6 * d + v) * wide + 50 + wide)
-    last = scores + tokens * (16 + wide + (rounds - 1) * (v + 1) * wide)
-    joined = tokens * rounds * (3 * v + 2) * wide
-    if case.needs_grad or case.device == "cuda":
-        of_round = slots * ((2 * z + 5 * d + 4 * v) * wide + 50 + wide)
-        return Estimate(kept + (rounds + 1) * of_round + joined)
-    return kept + max(last, joined) - tokens * v * case.element_bytes
+    slots = chunks_of(case, buckets, chunk) * chunk * (1 + rounds * (case.pass_ == "both"))
+    of_slots = slots * 4 * (chunk + case.head_dim + case.value_dim)
+    outputs = case.seq_len * rounds * (case.value_dim + 1)
+    return Estimate(case.batch * case.heads * (of_slots + outputs) * max(4, case.element_bytes))
 
 
 def definition(case: Case, *, buckets: int, rounds: int, chunk: int, seed: int) -> AttentionCall:

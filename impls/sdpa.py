@@ -6,7 +6,6 @@ chooses with a boolean mask that is always passed).
 
 import dataclasses
 import functools
-import math
 import re
 import warnings
 from typing import Any
@@ -212,68 +211,26 @@ def flops(route: str, case: Case) -> int:
     return core_flops(case, pairs, recompute=kernel != "math") + bias
 
 
-def split_bytes(case: Case) -> int:
-    """Outputs and log-sum-exps of splits that CUDA's flash kernel adds up where SMs would idle.
+def workspace(route: str, case: Case) -> Estimate:
+    """Bytes beyond the outputs, about: three matrices of scores in math, a fused kernel's blocks.
 
-    FlashAttention-2's `set_params_splitkv` and `num_splits_heuristic` (flash_api.cpp): the least
-    number of splits of the keys that occupies the GPU by 85 % of what any does.
+    And what each call makes of a mask, copies of q, k and v in math, their gradients in blocks.
     """
-    heads, queries, d = case.heads, case.seq_len, case.head_dim
-    if queries == 1:  # the heads that share keys are queries of one
-        heads, queries = case.kv_heads, heads // case.kv_heads
-    at_once = 2 * torch.cuda.get_device_properties("cuda").multi_processor_count
-    blocks = case.batch * heads * math.ceil(queries / 64)
-    if blocks >= 0.8 * at_once:
-        return 0
-    of_keys = math.ceil(case.kv_len / (256 if d <= 64 else 128 if d <= 128 else 64))
-    most = min(128, at_once, of_keys)
-    distinct = {math.ceil(of_keys / n): n for n in range(most, 0, -1)}.values()
-    occupied = {n: blocks * n / at_once / math.ceil(blocks * n / at_once) for n in distinct}
-    splits = min(n for n, share in occupied.items() if share >= 0.85 * max(occupied.values()))
-    rounded = math.ceil(d / 32) * 32 if d <= 128 else math.ceil(d / 64) * 64
-    return 4 * splits * case.batch * case.heads * case.seq_len * (1 + rounded) * (splits > 1)
-
-
-def workspace(route: str, case: Case) -> int:
-    """Bytes beyond the outputs: exact forward on a CPU in float32 and float64."""
-    kernel, kind, d = kernel_taken(case, route), masking(case, route), case.head_dim
-    by_math, on_cuda = kernel == "math", case.device == "cuda"
-    n, s, wide = case.seq_len, case.kv_len, max(4, case.element_bytes)
-    rows, columns = (case.batch * case.heads * length * wide for length in (n, s))
-    # A boolean mask becomes one of numbers in every call; so does math's causal one.
-    element = wide if by_math else case.element_bytes
-    mask = n * s * element * (kind == "dense" or (by_math and kind == "is_causal"))
-    mask *= case.batch if case.mask.lengths else 1
-    shaw = case.position.name == "shaw"  # gathered in float32 at least, and masked
-    mask += rows * s * (2 if case.pass_ == "forward" else 5) * shaw
-    # What a product of few keys takes beside its operands weighs as much as they do.
-    sure = wide == case.element_bytes and not shaw and (not by_math or s >= d + case.value_dim)
-    exact = int if case.device == "cpu" and sure else Estimate
-    if by_math and case.pass_ != "forward":
-        copies = columns * (d + case.value_dim) + rows * d
-        return Estimate(mask + (3 if case.pass_ == "both" else 2) * rows * s + copies)
-    if by_math:
-        # Scaled q, k and v for each query head, scores; then scaled k, or weights and which of
-        # them, and of the queries, are all -inf. The output comes after.
-        grouped, turned = case.heads != case.kv_heads, wide > case.element_bytes
-        copies = columns * (d + case.value_dim) * (grouped + turned)
-        copies += rows * (d + 2 * case.value_dim) * turned
-        most = max(columns * d, rows * s + rows * (s + 1) // wide + wide)
-        return exact(mask + rows * max(0, d + s - case.value_dim) + copies + most)
-    # The log-sum-exp of each query; and scores, statistics and output that a thread works in, the
-    # scores in half precision, too.
-    queries, keys = map(min, flash_blocks(case), (n, s))
-    threads = 0 if on_cuda else torch.get_num_threads()
-    scratch = threads * queries * (keys + 2 + d) * wide
-    scratch += threads * queries * keys * case.element_bytes * (wide > case.element_bytes)
-    if case.pass_ == "forward":
-        splits = split_bytes(case) if on_cuda and kernel == "flash" else 0
-        return exact(mask + rows + scratch + splits)
-    # Backward copies do (on CUDA dq is wide instead), and works with two blocks of scores.
-    kept = mask + rows if case.pass_ == "both" else 0
-    expanded = columns // wide * case.element_bytes * (d + case.value_dim)  # dk, dv a query head
-    expanded *= on_cuda and case.heads != case.kv_heads
-    return Estimate(kept + rows * case.value_dim + 2 * scratch + expanded)
+    kernel, kind, wide = kernel_taken(case, route), masking(case, route), max(4, case.element_bytes)
+    rows, columns = (case.batch * case.heads * x * wide for x in (case.seq_len, case.kv_len))
+    # A boolean mask becomes one of numbers; so does math's causal one. Shaw's is made of q.
+    mask = case.seq_len * case.kv_len * wide * (case.batch if case.mask.lengths else 1)
+    mask *= kind == "dense" or (kernel == "math" and kind == "is_causal")
+    mask += 2 * rows * case.kv_len * (case.position.name == "shaw")
+    mask *= case.pass_ != "backward"
+    if kernel == "math":
+        copies = (rows + columns) * (case.head_dim + case.value_dim)
+        return Estimate(mask + 3 * rows * case.kv_len + copies * (1 + (case.heads > case.kv_heads)))
+    queries, keys = map(min, flash_blocks(case), (case.seq_len, case.kv_len))
+    # Of half precision the kernel holds scores in both widths.
+    blocks = queries * (keys + case.head_dim + 2) * (wide + case.element_bytes % wide)
+    blocks *= (1 + case.needs_grad) * (torch.get_num_threads() if case.device == "cpu" else 0)
+    return Estimate(mask + blocks + rows * (1 + case.value_dim * case.needs_grad))
 
 
 # name, route, memory, what `attnbench list` says of it.

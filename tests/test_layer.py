@@ -344,32 +344,23 @@ def test_least_traffic_is_every_tensor_that_is_given_and_every_one_that_comes_ou
         assert LAYER.costs(case, impl)["bytes_min"] == moved
 
 
-MEMORY = pairwise(
-    {
-        "shape": (
-            "plain",
-            "grouped, causal",
-            "rope, wider values",
-            "one head",
-            "window, one key/value head",
-        ),
-        "core": ("naive", "naive-heads", "sdpa", "chunked"),
-        "projection": (*CUTS, *OTHERS),
-        "seq_len": (40, 300),
-        "layers": (1, 2),
-    }
-)
+MEMORY = pairwise({
+    "shape": (
+        "plain", "grouped, causal", "rope, wider values", "one head", "window, one key/value head"
+    ),
+    "core": ("naive", "naive-heads", "sdpa", "chunked"), "projection": (*CUTS, *OTHERS),
+    "seq_len": (40, 300), "layers": (1, 2),
+})  # fmt: skip
 
 
 @pytest.mark.parametrize("row", MEMORY, ids=ids(MEMORY))
-def test_forward_workspace_is_what_sizes_say(row):
+def test_forward_workspace_is_estimated_from_sizes(row):
     core, way, seq_len = row["core"], row["projection"], row["seq_len"]
-    sizes: dict[str, Any] = {"width": 32, "projection": way, "layers": row["layers"]}
-    sizes["batch"] = 3 if way == "per-head" else 1  # whose heads are stacked, and not strided
+    sizes = {"batch": 2, "width": 32, "projection": way, "layers": row["layers"]}
     case = case_of(**sizes | SHAPES[row["shape"]], seq_len=seq_len)
     if impossible(case):
         return
     metrics = probed(case, core)
-    predicted, measured = metrics["memory_predicted_bytes"], metrics["memory_workspace_bytes"]
-    assert predicted == (measured if case.position.name == "none" else None)
+    measured = metrics["memory_workspace_bytes"]
+    assert metrics["memory_predicted_bytes"] is None
     assert measured <= metrics["memory_bound_bytes"] < 5 * measured

@@ -89,36 +89,21 @@ def test_one_bucket_is_attention_among_queries_but_to_themselves():
 
 # One of each method.
 WIDE = [name for at, name in enumerate(NAMES) if name.split(":")[0] not in " ".join(NAMES[:at])]
-WORKSPACES = pairwise(
-    {
-        "name": (*WIDE, "reformer:buckets=16:rounds=6:chunk=32", "sliding-window:200"),
-        "sizes": ("few slices at a time", "one head's keys", "several runs"),
-        "mask": ("full", "causal"),
-        "dtype": ("float32", "bfloat16", "float64"),
-        "pass_": ("forward", "backward", "both"),
-    }
-)
+WORKSPACES = pairwise({
+    "name": (*WIDE, "sliding-window:200"), "mask": ("full", "causal"),
+    "more": ({"kv_heads": 1}, {"batch": 3}, {"value_dim": 40}),
+    "dtype": ("float32", "bfloat16", "float64"), "pass_": ("forward", "backward", "both"),
+})  # fmt: skip
 
 
 @pytest.mark.parametrize("row", WORKSPACES, ids=ids(WORKSPACES))
-def test_the_workspace_is_what_sizes_say_or_at_most_what_is_admitted(row, monkeypatch):
-    if row["sizes"] == "few slices at a time":
-        monkeypatch.setitem(MOST, "cpu", 2**13)
-    more: dict[str, dict[str, Any]] = {
-        "one head's keys": {"seq_len": 200, "kv_heads": 1, "head_dim": 16},
-        "several runs": {"seq_len": 400, "heads": 2, "head_dim": 16},
-    }
-    sizes = (SIZES | more)[row["sizes"]]
+def test_the_workspace_is_estimated_within_a_factor_of_two(row):
+    sizes = {"seq_len": 600, "head_dim": 64} | row["more"]
     case = case_of(row["mask"], **sizes, dtype=row["dtype"], pass_=row["pass_"])
-    if reasons_against([case], [row["name"]])[row["name"]][0]:
-        return
     metrics = probed(case, row["name"])
-    measured, predicted = metrics["memory_workspace_bytes"], metrics["memory_predicted_bytes"]
-    if predicted is None:
-        assert measured <= metrics["memory_bound_bytes"]
-    else:
-        # To the byte, but for numbers that are scalars; Reformer's indexes are counted roughly.
-        assert abs(measured - predicted) <= max(64, 0.02 * measured * ("reformer" in row["name"]))
+    assert metrics["memory_predicted_bytes"] is None
+    ratio = metrics["memory_bound_bytes"] / metrics["memory_workspace_bytes"]
+    assert 0.5 <= ratio <= 2
 
 
 PATTERNS = [name for name in NAMES if not name.startswith("reformer")] + ["bigbird-flex:block=16"]

@@ -279,7 +279,7 @@ def attention_builder(
     - `flops`: FLOPs that one call executes, for the case's pass.
     - `useful`: beside a `definition`, the least of them that its formula needs; else unknown.
     - `workspace`: bytes that one call allocates beyond its output, for the case's pass; an
-      `Estimate` where a simple law only bounds them from above, None where nothing does.
+      `Estimate` where a simple law says about how many, None where none does.
     - `definition`: for what is not softmax attention over the case's mask. `definition(case)`
       returns the method as `f(q_BHLD, k_BGSD, v_BGSV) -> o_BHLV`, dense and plain, in the dtype of
       its inputs and differentiable: what results are held against, in float64.

@@ -353,77 +353,33 @@ def _pairs(tile: Tile, first: int | None) -> int:
     return sum(int(tile.admits(some_I1, key_J).count_nonzero()) for some_I1 in rows)
 
 
-def tiled_workspace(cover: Cover) -> Callable[..., int]:
-    """The workspace in bytes for `cover(case, …) -> tiles`, with its parameters.
+def tiled_workspace(cover: Cover) -> Callable[..., Estimate]:
+    """About the bytes beyond the outputs for `cover(case, …) -> tiles`, with its parameters.
 
-    Exact on a CPU, where what SDPA packs of half precision and its math path (D ≠ V) are bounded.
+    Scores of the largest tiles at once, and copies of their queries, outputs and keys of several
+    stretches; in plain torch also the log-sum-exp of all queries and what half precision has wide.
     """
 
     @functools.wraps(cover)
-    def workspace(case: Case, **values: Any) -> int:
+    def workspace(case: Case, **values: Any) -> Estimate:
         tiles = [tile for tile in cover(case, **values) if tile.width]
-        if case.needs_grad or _joins(case, tiles):
-            found = _bytes_of_torch(case, tiles)
-            return found if case.device == "cpu" else Estimate(found)
-        return _bytes_of_sdpa(case, tiles)
+        slices, sharing = case.batch * case.kv_heads, case.heads // case.kv_heads
+        v, width, wide = case.value_dim, case.head_dim + case.value_dim, max(4, case.element_bytes)
+        by_sdpa, passes = not (case.needs_grad or _joins(case, tiles)), 1 + case.needs_grad
+        most = copied = 0  # scores and copies of a tile, or a run of them, for one slice
+        for run in _runs(tiles, [tile.admits for tile in tiles], AT_ONCE if by_sdpa else 1):
+            tile, rows = tiles[run.first], sharing * len(tiles[run.first].queries)
+            most = max(most, rows * tile.width)
+            of_queries = run.tiles * rows * (v if by_sdpa and sharing == 1 else width)
+            copied = max(copied, of_queries + tile.width * width * (len(tile.keys) > 1))
+        if by_sdpa:  # where D = V, a thread has a block of about 64 × 512 scores, else all exist
+            threads = torch.get_num_threads() if case.device == "cpu" else 0
+            scores = threads * min(most, 64 * 512) if width == 2 * v else 3 * slices * most
+            return Estimate((slices * copied + scores) * wide)
+        rows = slices * sharing * case.seq_len
+        widened = rows * v + passes * slices * case.kv_len * width
+        kept = rows + widened * (case.element_bytes < wide)
+        step = min(slices, max(1, MOST[case.device] // max(1, most)))
+        return Estimate((kept + passes * step * (copied + most)) * wide)
 
     return workspace
-
-
-def _bytes_of_sdpa(case: Case, tiles: Sequence[Tile]) -> int:
-    """Of the largest run: copied queries and keys, output, log-sum-exp and scratch of SDPA.
-
-    In the scratch of torch's CPU kernel (FlashAttentionKernel.cpp) are 32, 64 or 256 queries and
-    512 keys a thread. What packs keys rounds them and D up to 64. A GPU's kernels pad and split.
-    """
-    d, v, most = case.head_dim, case.value_dim, 0
-    element, wide, threads = case.element_bytes, _wide(case), torch.get_num_threads()
-    slices, sharing = case.batch * case.kv_heads, case.heads // case.kv_heads
-    exact = case.device == "cpu" and element == wide and d == v > 1
-    for run in _runs(tiles, [tile.admits for tile in tiles], AT_ONCE if d == v else 1):
-        tile = tiles[run.first]
-        rows, keys = sharing * len(tile.queries), tile.width
-        block = min(rows, 256 if rows >= 768 else 64 if rows >= 192 else 32)
-        turned = d * (sharing > 1 and len(tile.queries) > 1)
-        exact &= not turned or len(tile.queries) < case.seq_len  # else q may be a view, or strided
-        copied = keys * (d + v) * (len(tile.keys) > 1)
-        of_slice = run.tiles * rows * ((turned + v) * element + wide) + copied * element
-        found = slices * of_slice + threads * block * (min(512, keys) + 2 + d) * wide
-        if not exact:
-            j, width = (sum(math.ceil(x / 64) * 64 for x in sizes) for sizes in ([keys], [d, v]))
-            of_slice += run.tiles * j * width * element
-            of_slice += (d != v) * rows * (3 * keys + 2 * d + v) * wide
-            found += slices * of_slice + threads * block * (min(512, j) + width) * wide
-        most = max(most, found)
-    return most if exact else Estimate(most)
-
-
-def _bytes_of_torch(case: Case, tiles: Sequence[Tile]) -> int:
-    """What `_attend` and `_differentiate` have live at their largest tiles, less the outputs."""
-    d, v, element, wide = case.head_dim, case.value_dim, case.element_bytes, _wide(case)
-    slices, sharing = case.batch * case.kv_heads, case.heads // case.kv_heads
-    lse, half, joins = slices * sharing * case.seq_len, element < wide, _joins(case, tiles)
-    o, keys = lse * v, slices * case.kv_len * (d + v)
-    scores = max((sharing * len(tile.queries) * tile.width for tile in tiles), default=0)
-    step = min(slices, max(1, MOST[case.device] // max(1, scores)))
-    forward = backward = 0
-    for tile in tiles:
-        rows, copied = sharing * len(tile.queries), tile.width * (len(tile.keys) > 1)
-        own = rows * (v + 2) + max(copied * v, 2 * rows * joins)
-        forward = max(forward, step * (rows * d + max(copied * d, own)))
-        own = max(rows * v, copied * d + max(copied * v, rows * d))
-        backward = max(backward, step * (rows * (d + v + 1) + own))
-    # Half precision: k, v, sums over tiles are wide, and become results when all tiles are done.
-    both, apart, gradients = case.pass_ == "both", o * (half and joins), lse * d + keys
-    kept = lse + keys * half + apart + step * scores
-    forward = kept * wide + max(forward * wide - apart * element, 0)
-    kept = lse * both + (gradients + keys) * half + 2 * step * scores
-    backward = kept * wide + max(backward * wide - gradients * element * half, 0)
-    if not both:
-        return backward if case.needs_grad else forward
-    return max(backward, forward - gradients * element)
-
-
-def _wide(case: Case) -> int:
-    """Bytes of an element in which softmax is computed."""
-    return max(4, case.element_bytes)

@@ -61,7 +61,6 @@ _LENGTHS = (1, 1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 21, 31, 32, 33, 40, 47, 65)
 _DIMS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 16, 17, 20, 24, 32, 33)
 # Parameters whose size is that of a sequence, or of a vector; others are small numbers.
 _SMALL = (1, 2, 3, 4, 5, 6, 8, 12, 16)
-ROUGHLY = {"reformer": 0.02}  # of its workspace: its indexes are not counted one by one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,10 +203,10 @@ def _checked(entry: Entry, seed: int, reporter: Reporter) -> str | None:
         for left in list(trials):
             with reporter.stage(entry.index, trials, left, "probe"):
                 trial.costs() if counted else trial.probe()
-    return None if counted or not trials else off(base_name(name), trial.metrics)
+    return None if counted or not trials else off(trial.metrics)
 
 
-def off(name: str, metrics: dict[str, Any]) -> str | None:
+def off(metrics: dict[str, Any]) -> str | None:
     """How counted FLOPs or the measured workspace contradict what follows from the sizes.
 
     A workspace is predicted to the byte but for a few numbers that stand alone.
@@ -217,8 +216,7 @@ def off(name: str, metrics: dict[str, Any]) -> str | None:
         return f"it executes {counted} FLOPs, by its formula {executed}"
     measured = metrics["memory_workspace_bytes"]
     predicted, most = metrics["memory_predicted_bytes"], metrics["memory_bound_bytes"]
-    slack = max(64, ROUGHLY.get(name, 0) * measured)
-    if predicted is not None and abs(predicted - measured) > slack:
+    if predicted is not None and abs(predicted - measured) > 64:
         return f"its workspace is {measured} bytes, predicted {predicted}"
     # A bound is for admission: it leaves out what does not grow.
     if most is not None and measured > 1.05 * most + 2**18:

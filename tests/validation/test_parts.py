@@ -149,5 +149,5 @@ def test_costs_that_contradict_the_sizes_are_said(odd, said):
         "flops_counted": 8, "flops_executed": 8, "flops_counted_source": "dispatched",
         "memory_workspace_bytes": 64, "memory_predicted_bytes": 64, "memory_bound_bytes": 64,
     } | odd  # fmt: skip
-    found = costs.off("naive", metrics)
+    found = costs.off(metrics)
     assert (found is None) if said is None else (said in str(found))

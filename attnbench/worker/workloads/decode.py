@@ -335,38 +335,23 @@ class _Decode(Workload):
         return ["places of the buffer that hold no token are multiplied, too"] if longer else []
 
 
-def _workspace(case: Case, impl: Implementation) -> int | None:
-    """Bytes that a generation allocates beyond its outputs, at its worst moment, the last step.
+def _workspace(case: Case, impl: Implementation) -> Estimate | None:
+    """About the bytes that a generation allocates beyond its outputs, in its last step.
 
-    It holds q; then the new tokens' k and v and, where the cache grows, keys and values of both
-    lengths; then the longer ones, o and what the core takes. An upper bound, with a copy of each,
-    without a cache, since a core may copy strided keys; of several layers; in half precision on
-    CPU, where oneDNN packs the operands of products as the processor wants; and of a cache that
-    finds places, rounds, or makes queries and outputs from narrower ones.
+    It holds q, k, v, o and y of its tokens twice, as made and as laid out or turned; keys and
+    values that the cache makes anew, or that half precision packs; and what the core takes.
     """
-    (kind, _), seen = cache_of(case), as_seen(case)
-    *before, end = step_ends(case)
-    packed = case.device == "cpu" and case.element_bytes < 4
+    (kind, _), seen, end = cache_of(case), as_seen(case), step_ends(case)[-1]
     taken = impl.workspace(step_case(case, end)) if impl.workspace else None
     if taken is None:
         return None
-    element = case.batch * case.element_bytes
-    token = element * seen.kv_heads * (seen.head_dim + seen.value_dim)  # of k and v
-    element *= end if kind.all_queries else case.query_tokens
-    y = element * case.model_width
-    q, o = element * case.heads * seen.head_dim, element * case.heads * seen.value_dim
-    longer = token * end * (kind.grows or kind.all_keys)
-    shorter = token * (end - case.query_tokens) * kind.grows * bool(before)
-    new = token * (end if kind.all_keys else case.query_tokens)
-    most = q + max(new + shorter + longer, longer + o + max(y, taken))
-    turned = q + new if case.position.encoding.kind == "rotary" else 0
-    if case.position.encoding.kind == "additive":  # x with what was added
-        most += element * case.model_width
-    indexes = case.mask.lengths or (kind.moves and not kind.grows) or seen != case
-    if indexes or kind.all_keys or packed or case.layers > 1 or 2 * turned > longer + o + taken:
-        of_layers = (case.layers - 1) * (longer + y)
-        return Estimate(most + q + new + o + y + turned + of_layers + 2 * packed * token * end)
-    return type(taken)(most - y)
+    queries = end if kind.all_queries else case.query_tokens
+    token = seen.kv_heads * (seen.head_dim + seen.value_dim)  # of k and v
+    made = queries * (seen.heads * (seen.head_dim + seen.value_dim) + case.model_width)
+    made += token * (end if kind.all_keys else case.query_tokens)
+    packed = case.device == "cpu" and case.element_bytes < 4
+    copies = (1 + case.layers) * kind.grows + kind.all_keys + 2 * packed
+    return Estimate(case.batch * case.element_bytes * (2 * made + copies * token * end) + taken)
 
 
 def _flops_of(case: Case, core_flops: SizeFormula) -> int:

@@ -367,37 +367,19 @@ def _over_tokens(left_BLF: torch.Tensor, right_BLE: torch.Tensor) -> torch.Tenso
     return left_BLF.flatten(0, 1).mT @ right_BLE.flatten(0, 1)
 
 
-def workspace(case: Case, impl: Implementation) -> int | None:
-    """Bytes that a forward call allocates beyond its output: q, k, v, o, and what the core takes.
+def workspace(case: Case, impl: Implementation) -> Estimate | None:
+    """About the bytes that a call allocates beyond its output: q, k, v and o twice, and the core's.
 
-    Or what the projections hold before, where that is more; and what goes into a layer where that
-    is not x itself. An upper bound, with a copy of each, where sizes alone do not say it: for
-    passes that differentiate; for strided heads of several batch items, which torch copies or not
-    as the core goes about it; in half precision on CPU, where oneDNN packs the operands of
-    products; and where the heads to be merged weigh most, which some cores need no copy for.
+    The second time they are laid out as the core wants them, or are gradients.
     """
     seen = core_case(case)
     core = rotated_workspace(replace(seen, position=case.position), impl)
-    projection, element = projection_of(case), case.batch * case.seq_len * case.element_bytes
-    packed = case.device == "cpu" and case.element_bytes < 4
     if core is None:
         return None
-    q, k, v = (element * heads * dims for heads, dims in parts_of(seen).values())
-    o, output = element * seen.heads * case.value_dim, element * case.model_width
-    latent, _ = weights_of(case).get("wdown", (0, 0))
-    projecting = q + k + v + element * latent
-    if projection.stacked:
-        projecting = max(2 * q, q + 2 * k, q + k + 2 * v)
-    most = max(projecting, q + k + v + o + core)
-    merging = (o if min(seen.heads, case.seq_len) == 1 else 2 * o) + output
-    if case.layers > 1:  # what went in, what comes out, and their sum
-        merging = max(merging, 2 * output)
-    given = case.layers == 1 and case.position.encoding.kind != "additive"
-    strided = projection.strided and case.batch > 1
-    if case.needs_grad or packed or strided or merging > most:
-        kept = case.layers if case.pass_ == "both" else 1
-        return Estimate(kept * (max(most, merging) + q + k + v + o + output))
-    return type(core)(most - output * given)
+    heads = [*parts_of(seen).values(), (seen.heads, case.value_dim)]
+    token = 2 * sum(count * dims for count, dims in heads)
+    made = case.batch * case.seq_len * token * case.element_bytes
+    return Estimate((case.layers if case.pass_ == "both" else 1) * (core + made))
 
 
 WORKLOADS.add("layer", _Layer())

@@ -28,14 +28,11 @@ class Projection:
 
     `heads(case)` returns the projection of x_BLE with those weights; the heads are those that are
     computed. `whole(case, *weights)`, where they are not rows of wqkv, gives the wqkv and the wo
-    that they stand for. `strided`: q, k and v are views whose heads lie side by side in every
-    token, and not tensors (B, heads, L, dims) of their own; `stacked`: made from each head's.
+    that they stand for.
     """
 
     heads: Callable[[Case], Project]
     whole: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = None
-    strided: bool = True
-    stacked: bool = False
 
 
 def by_head(x_BLF: torch.Tensor, dims: int) -> torch.Tensor:
@@ -128,10 +125,10 @@ def _whole_tied(
 WAYS: dict[str, Projection] = {
     "fused": Projection(heads=_fused),
     "separate": Projection(heads=_separate),
-    "per-head": Projection(heads=_per_head, strided=False, stacked=True),
+    "per-head": Projection(heads=_per_head),
     "mla": Projection(heads=_latent, whole=_whole_latent),
     "pruned": Projection(heads=_separate, whole=_whole_pruned),
-    "tied": Projection(heads=_tied, whole=_whole_tied, strided=False),
+    "tied": Projection(heads=_tied, whole=_whole_tied),
     "tied-layers": Projection(heads=_fused),
 }
 
