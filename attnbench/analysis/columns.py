@@ -372,7 +372,7 @@ metric(
 metric("core_speeds", "text", "", "the core's speeds: the loop's time, its share, the mean stay")
 limit("ceilings_measured", "text", "", "when the measured limits were taken, at most a day before")
 metric("pinned_cpu", "text", "", "the CPU that its process could not leave, see --threads")
-metric("memory_bound_bytes", "int", "B", "workspace at most, by sizes alone: what has to be free")
+metric("memory_bound_bytes", "int", "B", "about the workspace, by sizes alone: what has to be free")
 
 
 def _density(of: Callable[[Case], float]) -> Callable[[Record], float | None]:
