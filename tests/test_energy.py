@@ -2,8 +2,7 @@
 
 import pytest
 
-from attnbench.measure.energy import measure_energy
-from attnbench.measure.sensor import GpuReading
+from attnbench.measure.sensor import GpuReading, measure_energy
 
 
 class FakeBoard:

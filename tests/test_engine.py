@@ -24,8 +24,7 @@ from attnbench.measure.sampling import (
     warm_up,
 )
 from attnbench.measure.sensor import GpuReading
-from attnbench.measure.speed import Reading
-from attnbench.measure.watch import CounterMarks, Watch, driver_allocations
+from attnbench.measure.watch import CounterMarks, Reading, Watch, driver_allocations
 from attnbench.worker.measuring import core_speed
 
 Cost = float | Callable[[int], float]  # microseconds of a call, or a function of the batch's number

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from attnbench.measure.clock import CudaClock, Flush, GraphClock
-from attnbench.measure.energy import measure_energy
 from attnbench.measure.probes import call_at_peak, profile_call
-from attnbench.measure.sensor import GpuSensor
+from attnbench.measure.sensor import GpuSensor, measure_energy
 from attnbench.measure.watch import driver_allocations
 from attnbench.worker.diagnosis import walk
 

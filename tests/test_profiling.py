@@ -22,8 +22,8 @@ from attnbench.measure import probes
 from attnbench.measure.probes import profile_call
 from attnbench.planning.plan import Job
 from attnbench.schema.case import Case
-from attnbench.worker import profiling
-from attnbench.worker.profiling import profile_cell
+from attnbench.worker import tracing as profiling
+from attnbench.worker.tracing import profile_cell
 from attnbench.worker.trial import Trial, kernels_of
 from attnbench.worker.workloads import WORKLOADS, Bound
 

@@ -7,7 +7,7 @@ import pytest
 
 from attnbench.base.stats import robust_least
 from attnbench.measure import clock, watch
-from attnbench.measure.speed import Reading, most_slope, speeds
+from attnbench.measure.watch import Reading, most_slope, speeds
 
 MS = 1_000_000
 

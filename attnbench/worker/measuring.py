@@ -20,12 +20,10 @@ from attnbench.base.stats import median
 from attnbench.machine import host
 from attnbench.machine.state import settle
 from attnbench.measure.clock import Clock, clock_for
-from attnbench.measure.energy import measure_energy
 from attnbench.measure.engine import Measurement
 from attnbench.measure.sampling import StoppingRule, Target
-from attnbench.measure.sensor import GpuSensor, power_state
-from attnbench.measure.speed import Reading, most_slope, speeds
-from attnbench.measure.watch import CounterMarks, Watch
+from attnbench.measure.sensor import GpuSensor, measure_energy, power_state
+from attnbench.measure.watch import CounterMarks, Reading, Watch, most_slope, speeds
 from attnbench.schema.messages import Measure
 from attnbench.schema.record import Cell, Record
 from attnbench.worker.checking import Entry, Reporter, check_twice, measure_distances

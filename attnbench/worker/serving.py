@@ -64,8 +64,7 @@ from attnbench.worker.catalogue import describe, fitting, needs_of, reasons_agai
 from attnbench.worker.checking import Entry, Reporter, check_item
 from attnbench.worker.diagnosis import diagnose
 from attnbench.worker.measuring import Instruments, measure_group
-from attnbench.worker.profiling import profile_cell
-from attnbench.worker.tracing import trace_cell
+from attnbench.worker.tracing import profile_cell, trace_cell
 from attnbench.worker.trial import classify, device_is_lost
 
 Emit = Callable[[Event], None]

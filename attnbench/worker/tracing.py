@@ -1,4 +1,7 @@
-"""Where the time and the memory of a cell go: traced in a process that times for no sweep."""
+"""Where the time and the memory of a cell go: traced in a process that times for no sweep.
+
+And the names of the kernels that a call runs, for the table.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ from attnbench.schema.profile import (
     Profile,
     Unprofiled,
 )
-from attnbench.schema.record import Record
+from attnbench.schema.record import Record, Status
 from attnbench.theory.costs import OPAQUE_FORMULAS
 from attnbench.worker.checking import Entry, Reporter
 from attnbench.worker.inputs import Draw
@@ -302,3 +305,35 @@ def _export(profile: Any, file: Path) -> int:
         with open(plain, "rb") as source, gzip.open(file, "wb", compresslevel=6) as target:
             shutil.copyfileobj(source, target)
     return len(profile.kineto_results.events())
+
+
+# compile_s: the process that times finds on disk what this one has compiled.
+_METRICS = (
+    "kernel", "kernel_count", "device_waits", "sdpa_backend", "kernel_note", "compile_s",
+)  # fmt: skip
+
+
+def profile_cell(
+    case: Case, name: str, seed: int, at: Callable[[str], None] = lambda stage: None
+) -> tuple[Status, dict[str, Any]]:
+    """Build and profile `name` in `case`; what became of that, and the metrics of its record.
+
+    It is neither checked nor timed. `at` is called with each stage as it begins.
+    """
+    workload = WORKLOADS.get(case.workload)
+    try:
+        settle()
+        at("inputs")
+        tensors = workload.tensors(case)
+        workload.fill(case, tensors, Draw(seed=seed))
+        trial = Trial(impl=implementation(name), case=case, tensors=tensors, checks_alone=True)
+    except Exception as err:
+        status, reason = classify(err, "inputs")
+        return status, {"kernel_note": f"not profiled: {reason}"}
+    for stage, step in (("build", trial.build), ("profile", trial.profile)):
+        at(stage)
+        with trial.stage(stage):
+            step()
+        if trial.status is not None:
+            return trial.status, {"kernel_note": f"not profiled: {trial.reason}"}
+    return "ok", {name: trial.metrics[name] for name in _METRICS if name in trial.metrics}
