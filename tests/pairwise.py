@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnbench.base.covering import covering
+from attnbench.planning.battery import covering
 
 
 def pairwise(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
