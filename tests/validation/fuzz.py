@@ -63,7 +63,6 @@ quantity.first = { impl = "naive" }
 quantity.second = { impl = "sdpa" }
 relation = { is = ">=", limit = 1.5 }
 """
-PUBLISHED = "# source: a paper\n# device: cpu\nimpl,seq_len,heads,time_ms\nnaive,128,4,1.25\n"
 BENCHMARKS = """{"benchmarks": [{"fullname": "a", "stats":
 {"median": 1e-3, "iqr": 1e-5, "rounds": 9}}], "machine_info": {"cpu": {"brand_raw": "x"}},
 "commit_info": {"id": "0000000000", "dirty": false}, "datetime": "2026-11-21T01:02:03"}"""
@@ -148,7 +147,7 @@ class Fuzzer:
         (self.output / "p").mkdir()
         notes = (Note("profiler-cost", {"ratio": 1.05}),)
         self.profile = write_profile(self.output / "p", profile(*NAIVE, notes=notes))
-        given = {"claims.toml": CLAIM, "table.csv": PUBLISHED, "bench.json": BENCHMARKS}
+        given = {"claims.toml": CLAIM, "bench.json": BENCHMARKS}
         self.history = folder / "history"
         entries.add(self.history, load_run(self.path))
         for name, text in given.items():
@@ -204,7 +203,9 @@ class Fuzzer:
                 self._bytes, history, lambda _: entries.read(self.history))),
             "claims": (4, partial(self._bytes, claims, lambda _: judging.judged(
                 statement.read(claims), self.run))),
-            "tables of others": (3, self._others),
+            "benchmarks": (3, partial(
+                self._bytes, folder / "bench.json",
+                lambda _: sources.read(str(folder / "bench.json"), self.output))),
             "lists": (20, self._lists),
             "command lines": (3, self._commands),
         }  # fmt: skip
@@ -241,10 +242,6 @@ class Fuzzer:
         decide(load_gate(self.gate))
         if rng.random() < 0.2:
             self._invoke(["gate", "--replay", str(self.gate)])
-
-    def _others(self, rng: random.Random) -> str:
-        file = self.folder / rng.choice(("table.csv", "bench.json"))
-        return self._bytes(file, lambda _: sources.read(str(file), self.output), rng)
 
     def _lists(self, rng: random.Random) -> str:
         alphabet = "0123456789,..:+=-% \t\nmshrope,window128,all\0\x1b\ud800²½"
