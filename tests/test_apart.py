@@ -34,13 +34,6 @@ def test_a_neighbour_who_slowed_one_group_is_taken_off_that_group():
     assert found[KEYS[10]] == pytest.approx(0.0, abs=1e-9)
 
 
-def test_of_two_cells_in_a_group_the_one_that_moved_is_named_and_not_the_other():
-    after = run_of(seed=1, cells=20, groups=10, own={3: 1.3})
-    found = moved(after, run_of(groups=10))
-    assert found[KEYS[3]] == pytest.approx(math.log(1.3))
-    assert found[KEYS[13]] == pytest.approx(0.0, abs=1e-9)
-
-
 def test_a_cell_alone_in_its_group_keeps_its_change():
     found = moved(run_of(1.2, seed=1, groups=20, own={3: 1.3}), run_of(groups=20))
     assert found[KEYS[3]] == pytest.approx(math.log(1.3))

@@ -28,12 +28,6 @@ def test_every_field_that_differs_changes_the_id_and_survives_json():
     assert len({case.case_id for case in cases}) == len(cases)
 
 
-@pytest.mark.parametrize("bad", [{"seq_len": -1}, {"heads": 1.5}, {"batch": True}])
-def test_sizes_are_whole_numbers_of_at_least_one(bad):
-    with pytest.raises(UsageError, match="whole number"):
-        Case(**bad)
-
-
 def test_a_registry_refuses_duplicates_and_suggests_the_nearest():
     registry: Registry[int] = Registry("fruit", "--fruits")
     registry.add("apple", 1)

@@ -126,21 +126,6 @@ def test_what_lives_of_a_block_is_within_what_is_reckoned_with(monkeypatch, posi
     assert block_bytes(case) / 2 < each <= block_bytes(case)
 
 
-def test_the_reference_does_not_depend_on_its_block_size(monkeypatch):
-    sizes: Any = {"heads": 4, "kv_heads": 2, "seq_len": 33, "kv_len": 20, "head_dim": 4}
-    case = Case(pass_="both", mask=CAUSAL, **sizes)
-    tensors = in_float64(drawn(case))
-    found = []
-    for block in (1 << 20, 33 * 2 * 20, 7 * 2 * 20):  # all, a group at a time, and some rows of it
-        monkeypatch.setattr("attnbench.worker.reference._BLOCK_ELEMENTS", {"cpu": block})
-        found.append(plain_attention(case, tensors, terms=True))
-    for name, value in found[0].values.items():
-        for other in found[1:]:
-            torch.testing.assert_close(other.values[name], value, rtol=1e-13, atol=1e-13)
-            terms = found[0].terms[name]
-            torch.testing.assert_close(other.terms[name], terms, rtol=1e-5, atol=1e-6)
-
-
 def test_the_terms_are_those_of_the_definition():
     case = Case(pass_="both", heads=2, kv_heads=1, seq_len=9, kv_len=7, head_dim=4, mask=CAUSAL)
     tensors = in_float64(drawn(case))

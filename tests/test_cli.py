@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import shutil
@@ -279,16 +277,6 @@ def test_a_wrong_file_is_named_with_what_is_wrong_and_leaves_nothing_registered(
 
 
 # Export.
-
-
-def test_csv_goes_to_standard_output_with_one_line_a_cell(cli, run):
-    rows = list(csv.DictReader(io.StringIO(cli("export", "made").stdout)))
-    assert [(row["impl"], row["seq_len"], row["energy_j"]) for row in rows] == [("sdpa", "128", "")]
-    assert [(row["seq_len"], row["energy_j"]) for row in exported(run)] == [(128, None)]  # JSON
-    synthetic.edit(run / "run.json", lambda info: info | {"settings": {"processes": 2}})
-    cut = cli("export", run)
-    assert "only 0 of 1 planned cells measured; go on with: attnbench sweep --resume" in cut.stderr
-    assert len(cut.stdout.splitlines()) == 2
 
 
 @pytest.mark.parametrize("kind", ["csv", "json"])

@@ -64,13 +64,6 @@ def test_a_planted_crossing_is_found_within_its_noise(planted):
     assert (crossing.faster_below, crossing.faster_above) == NAMES
 
 
-def test_identical_code_shows_no_difference_whatever_the_values_do():
-    found = only(run_of({"naive": square, "mine": square}, noise=0.02, seed=3))
-    assert found.outcome == "no difference"
-    assert found.text == "no difference shown between 128 and 4,096"
-    assert found.crossings == ()
-
-
 def test_the_faster_throughout_is_named_with_its_factor_at_the_end():
     found = only(run_of({"naive": square, "mine": lambda n: square(n) / 2}, noise=0.001))
     assert found.outcome == "none"

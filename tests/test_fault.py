@@ -340,11 +340,6 @@ def test_the_place_of_the_largest_error_and_what_is_touched_are_figures():
     assert found["explained"] == []
 
 
-def test_figures_that_json_lacks_are_texts():
-    found = fault(BLIND, at(-13))
-    assert (found["code"], found["got"], found["error"]) == ("not-finite", "nan", "inf")
-
-
 @pytest.fixture
 def checked():
     """Check a function as an implementation in a case; the fault that was found."""

@@ -64,12 +64,6 @@ def test_a_run_is_found_by_file_folder_name_and_as_the_latest(tmp_path):
     assert folder_of_gate("c-old", tmp_path) is folder_of_gate("d", tmp_path) is None
 
 
-def test_texts_that_are_no_unicode_and_numbers_that_are_not_finite_can_be_written(tmp_path):
-    for value, read in (("\ud800", "�"), (float("nan"), None)):
-        run = replace(KINDS["nothing"], environment={"x": value})
-        assert load_gate(write_gate(tmp_path, run, decide(run))).environment == {"x": read}
-
-
 @pytest.mark.parametrize(
     "content",
     [

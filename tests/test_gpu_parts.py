@@ -205,12 +205,6 @@ def test_what_no_part_can_run_with_is_one_line(bench, wrong, line):
     assert (bench.asked, bench.left) == ([], set())
 
 
-def test_a_folder_may_have_a_space_in_its_name(bench):
-    bench.out = bench.out.with_name("two words")
-    assert bench.make("gpu") == 0
-    assert bench.left == FILES["gpu"]
-
-
 def test_what_python_lacks_is_said_once(bench):
     assert bench.make("gpu", "lacking") == 2
     assert bench.output.count("no msgspec here") == 1

@@ -105,20 +105,6 @@ def test_times_of_another_machine_are_another_series():
     assert not any(line.found for one in found for line in one.lines)
 
 
-def heavy_tailed(seed, factor=0.0, count=150):
-    """Noise with outliers, of which each value keeps a share of the one before."""
-    rng, x, row = random.Random(seed), 0.0, []
-    for _ in range(count):
-        x = factor * x + 0.02 * rng.gauss(0, 1) / max(0.2, rng.random())
-        row.append(x)
-    return row
-
-
-@pytest.mark.parametrize("factor", [0.0, 0.3])
-def test_noise_alone_makes_no_steps(factor):
-    assert [steps(heavy_tailed(s, factor), RULES, tests=40 * 149) for s in range(40)] == [[]] * 40
-
-
 def test_outliers_hide_no_step():
     row = stepped(noise(80, 1, sd=0.01), 40, 0.08)
     hit = [x + (0.6 if i % 7 == 3 else 0.0) for i, x in enumerate(row)]

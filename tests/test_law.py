@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -56,11 +55,3 @@ def test_a_power_that_no_size_could_bear_is_refused(text):
     with pytest.raises(UsageError, match="a power above 9"):
         parse(text)
     assert parse("n^9").degree("n") == 9
-
-
-def test_laws_are_taken_apart_and_put_together():
-    assert str(parse("n d^2 + n^2 d").along("n")) == "n + n^2"
-    assert str(parse("n d^2 + n d").along("n")) == "n"
-    assert str(parse("O(n^2 d)").along("d")) == "O(d)"
-    assert str(parse("n^2 d").plus("n d^2").plus("n d^2")) == "n d^2 + n^2 d"
-    assert str(replace(parse("n"), bound=True)) == "O(n)"

@@ -17,7 +17,7 @@ from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.theory.traits import impossible
 from attnbench.worker.checking import check_item
 from attnbench.worker.inputs import Draw
-from attnbench.worker.positions import rotated, rotated_squares
+from attnbench.worker.positions import rotated
 from attnbench.worker.reference import Size
 from attnbench.worker.workloads import WORKLOADS
 from attnbench.worker.workloads import layer as layers
@@ -178,15 +178,6 @@ def test_a_sum_that_cancels_has_a_floor_of_its_terms():
     assert (plain.values["dwqkv"][of_queries_and_keys].abs() <= most.unsqueeze(1) * x).all()
     assert (plain.terms["dwqkv"][of_queries_and_keys] > 0).all()
     assert LAYER.plain(case, tensors, terms=False).terms == {}
-
-
-def test_errors_are_turned_with_what_they_are_errors_of():
-    # Errors of one dimension alone: rotated, their squares are the squares of what they become.
-    position, places = parse_position("rope"), torch.arange(7)
-    errors = torch.zeros(8, 7, 8, dtype=torch.float64)
-    errors[range(8), :, range(8)] = torch.rand(8, 7, dtype=torch.float64)
-    expected = rotated(errors, position, places, 7).square()
-    torch.testing.assert_close(rotated_squares(errors.square(), position, places, 7), expected)
 
 
 def checked_with(change: Callable[[Any], Any], **fields: Any) -> str:

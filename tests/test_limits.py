@@ -56,20 +56,6 @@ def test_a_cold_call_starts_its_kernels_between_events_of_its_own(l2, us):
     assert row["bound"] == ("launch" if l2 == "cold" else "compute")  # 11.5 or 9, and 10 µs
 
 
-@pytest.mark.parametrize("lost", ["read_gbps", "launch_us", "matmul_tflops"])
-def test_a_ceiling_that_is_unknown_leaves_what_needs_it_unknown_and_no_more(lost):
-    unknown = {"float32": None} if lost == "matmul_tflops" else None
-    row = row_of({**CPU, "ceilings": MEASURED | {lost: unknown}})
-    needs = {
-        "read_gbps": {"fraction_of_memory_peak", "read_gbps_measured"},
-        "launch_us": {"launch_us_measured"},
-        "matmul_tflops": {"fraction_of_compute_peak", "peak_tflops_measured"},
-    }
-    for name in set().union(*needs.values()) | {"arithmetic_intensity"}:
-        assert pd.isna(row[name]) == (name in needs[lost]), name
-    assert pd.isna(row["bound"])
-
-
 H200_NAME, MATMUL = "NVIDIA H200", {"matmul_tflops": {"float32": 0.2, "float64": 50.0}}
 PAST = 2**25 + 1  # bytes, one more than the last cache
 COPIED_US = PAST / (3 * 25e9) * 1e6  # at three times the faster of copy and read

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.api import Case, chunk_sizes, implementation
+from attnbench.api import Case, implementation
 from attnbench.schema.case import parse_mask
 from attnbench.worker.checking import check_item
 from tests.pairwise import ids, pairwise
@@ -55,29 +55,6 @@ def test_it_is_what_its_definition_says_with_its_gradients(row):
     case = case_of(row["mask"], **SIZES[row["where"]], dtype=row["dtype"], pass_="both")
     result = check_item(case, row["name"], {}, 0)
     assert (result["status"], result["reason"]) == ("ok", None)
-
-
-@pytest.mark.parametrize("mask", ["full", "causal"])
-@pytest.mark.parametrize(("queries", "keys"), [(7, 20), (20, 7), (20, 20), (1, 9)])
-def test_chunks_show_each_query_the_keys_of_its_mask(mask, queries, keys):
-    case, seen = case_of(mask, seq_len=queries, kv_len=keys), []
-    before = 0
-    for own_queries, own_keys in chunk_sizes(case, 3):
-        seen += [before + (i + 1 if own_keys else 0) for i in range(own_queries)]
-        before += own_keys
-    assert before == keys
-    assert seen == [case.mask.span(i, queries, keys)[1] for i in range(queries)]
-
-
-def test_random_features_estimate_the_exponential_without_bias():
-    # One query and two keys: the two weights' ratio is what the directions estimate.
-    case = case_of(batch=1, heads=1, seq_len=1, kv_len=2, head_dim=4, dtype="float64")
-    q, k, _ = (0.5 * x for x in normal(case))
-    ratio = (q @ (k[:, :, :1] - k[:, :, 1:]).mT * case.softmax_scale).exp().item()
-    v = torch.eye(2, dtype=torch.float64).view(1, 1, 2, 2)
-    case = case_of(batch=1, heads=1, seq_len=1, kv_len=2, head_dim=4, value_dim=2, dtype="float64")
-    weights = implementation("performer:features=65536").build(case)(q, k, v).flatten()
-    assert float(weights[0] / weights[1]) == pytest.approx(ratio, rel=0.01)
 
 
 def test_keys_that_are_far_apart_cost_no_query_its_own():

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from attnbench.api import dense_mask, mask_for
 from attnbench.schema.case import Case, parse_mask
-from attnbench.theory.masks import BLOCK, mask_block_density, visible_blocks
+from attnbench.theory.masks import BLOCK, mask_block_density
 from tests.masks import admitted, masks, sizes
 
 
@@ -34,17 +34,6 @@ def test_a_dense_mask_admits_what_its_mask_admits(text, queries, keys, batch, fi
         assert (by_item[item] == admitted(text, queries, keys, item)[first:]).all()
     case = Case(batch=batch, seq_len=queries, kv_len=keys, mask=parse_mask(text))
     assert (mask_for(case) is None) == case.unmasked
-
-
-@given(text=masks, queries=sizes, keys=sizes, rows=st.integers(1, 5), columns=st.integers(1, 5))
-def test_visible_blocks_are_those_that_hold_an_admitted_pair(text, queries, keys, rows, columns):
-    case = Case(batch=3, seq_len=queries, kv_len=keys, mask=parse_mask(text))
-    for item in range(3):
-        expected = admitted(text, queries, keys, item)
-        for i, j in visible_blocks(case, rows, columns, item):
-            seen = expected[i.start : i.stop].any(0)
-            blocks = {int(key) // columns for key in np.flatnonzero(seen)}
-            assert {key // columns for key in j} == blocks
 
 
 def test_the_density_of_blocks_counts_those_of_128_that_are_not_empty():

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from attnbench.analysis import times
-from attnbench.analysis.pairs import MARGIN, decided, detectable, ratio
+from attnbench.analysis.pairs import decided, ratio
 from attnbench.schema.case import parse_position
 from attnbench.schema.record import Record
 from tests.test_times import CELL, processes, record
@@ -23,14 +22,6 @@ def slowed(values: list[float], seed: int) -> list[float]:
 def width(above: Record, below: Record) -> float:
     low, high = ratio(above, below)[1] or (0.0, 0.0)
     return high / low - 1
-
-
-def test_rounds_are_matched_by_number_whatever_was_discarded():
-    level = [float(2**i) for i in range(12)]  # every round at another speed
-    above = record([2 * us for us in level], discarded={0: "stolen", 5: "stolen"})
-    value, interval = ratio(above, record(level, discarded={3: "stolen"}))
-    assert value == pytest.approx(2.0)
-    assert interval == pytest.approx((2.0 / MARGIN, 2.0 * MARGIN))
 
 
 def test_cells_are_pairs_where_they_were_interleaved_and_else_their_times_are_divided():
@@ -60,13 +51,3 @@ def test_one_process_cannot_tell_apart_what_two_of_the_same_code_differ_by():
 )
 def test_what_holds_1_or_has_no_interval_is_not_decided(low, high, found):
     assert decided(low, high) == found
-
-
-def test_the_detectable_difference_is_so_many_halves_of_an_interval():
-    """z(0.8) beyond z(0.975), by √2 standard errors; and the margin, or Student's quantile."""
-    cell = record([98.0, 99.0, 100.0, 100.0, 101.0, 102.0])
-    found = 0.02 * 2**0.5 * (1.96 + 0.8416) / 1.96 + MARGIN - 1
-    assert detectable(cell) == pytest.approx(found, rel=1e-4)
-    low, high = times.interval_us(three := processes(100.0, 101.0, 102.0)) or (0.0, 0.0)
-    found = (high - low) / 2 / 101.0 * 2**0.5 * (4.3027 + 0.8416) / 4.3027
-    assert detectable(three) == pytest.approx(found, rel=1e-4)

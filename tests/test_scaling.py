@@ -259,11 +259,6 @@ def test_a_refutation_stands_whichever_changepoint_is_taken_out():
 # Intervals.
 
 
-def test_the_same_series_gives_the_same_figures_alone_or_among_others():
-    many = [replayed(power(1 + seed), seed=seed) for seed in range(3)]
-    assert fitted(many[2], draws=200) == fit_many(many, draws=200)[2]
-
-
 # What lies between sizes, and what does not count.
 
 

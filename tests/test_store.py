@@ -1,11 +1,9 @@
 import json
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from msgspec import structs
 
 from attnbench.base.files import cache_folder, make_folder
 from attnbench.base.jsontext import sealed
@@ -43,15 +41,6 @@ def writer(tmp_path):
 def test_a_record_cannot_contradict_itself(fields):
     with pytest.raises(ValueError, match="status"):
         Record(cell=record().cell, **fields)
-
-
-def test_a_sample_of_a_clock_that_stepped_back_is_kept_and_does_not_count():
-    back = structs.replace(
-        record().samples[0], time_us=-1.0, discarded="it stepped back", discard_code="clock"
-    )
-    found = replace(record(), samples=(back, *record().samples))
-    assert Record.from_line(found.to_line()) == found
-    assert found.kept == record().samples
 
 
 def test_half_a_surrogate_pair_in_a_reason_can_be_written_after_it_was_read():

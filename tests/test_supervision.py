@@ -168,14 +168,6 @@ def test_who_fails_alone_as_well_is_to_blame_and_is_not_tried_a_third_time(play)
     assert results[0, "b"] == checked(0, "b")
 
 
-def test_the_first_of_a_process_is_not_tried_again(play):
-    """A hang would cost its time twice."""
-    first, rest = [("at", 0, 0, "check", "a"), "silent"], [(0, "b"), (1, "a"), "done"]
-    results, asked = play(first, rest, timeout_s=-1.0)
-    assert asked == [KEYS, KEYS[1:]]
-    assert results[0, "a"].status == "timeout"
-
-
 def test_a_death_in_a_reference_after_others_costs_no_cell_of_the_case(play):
     first = [*OTHERS, (0, "a"), (0, "b"), ("at", 1, NOBODY, "reference"), "dies"]
     results, asked = play(first, [(0, "a"), "done"])
@@ -254,13 +246,6 @@ def test_who_failed_in_an_earlier_run_is_tried_apart_from_the_others(play, monke
     _, asked = play(*scripts, retried={(0, "b"): "crashed: x"})
     assert asked == [[(0, "b")], [(0, "a"), (1, "a")]]
     assert watched == [1]
-
-
-def test_of_many_who_may_be_to_blame_five_are_named(play):
-    keys = [(0, name) for name in "abcdefgh"]
-    begun = [("at", 0, i, "build", name) for i, (_, name) in enumerate(keys[:7])]
-    play([*begun, "dies"], [(0, "g"), "done"], [*keys[:6], keys[7], "done"], keys=keys)
-    assert play.retried[0, "g"].endswith("; to blame is one of: a, b, c, d, e, …")
 
 
 # Events that cannot be read.

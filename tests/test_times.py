@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from attnbench.analysis import notes, pairs, times
+from attnbench.analysis import notes, times
 from attnbench.base.stats import (
     fastest_of_windows,
     interval_rank,
-    median,
     median_interval,
     processes_interval,
     quotient_interval,
@@ -56,12 +55,6 @@ def on_cpu(pairs, *, probe_us=26.0, **metrics) -> Record:
 
 
 # Medians and their intervals: by hand for small n, by simulation for skewed data.
-
-
-def test_median_is_the_middle_value_or_the_mean_of_two():
-    assert [median(v) for v in ([3.0, 1.0, 2.0], [4.0, 1.0, 2.0, 3.0], iter([7.0]))] == [2, 2.5, 7]
-    with pytest.raises(ValueError, match="no median"):
-        median([])
 
 
 @pytest.mark.parametrize(
@@ -182,20 +175,6 @@ def test_fewer_than_three_samples_have_no_interval():
 
 
 # Precision.
-
-
-def test_precision_is_half_the_width_of_the_interval():
-    assert times.precision(record([98.0, 99.0, 100.0, 100.0, 101.0, 102.0])) == pytest.approx(0.02)
-
-
-def test_one_sample_has_no_interval_and_equal_ones_have_one_without_width():
-    one, equal = record([100.0]), record([100.0] * 30)
-    assert times.time_us(one) == times.time_us(equal) == 100.0
-    found = [f(one) for f in (times.interval_us, times.precision, pairs.detectable)]
-    assert [*found, times.replicated(one)] == [None] * 4
-    assert times.interval_us(equal) == (100.0, 100.0)
-    assert times.precision(equal) == 0.0
-    assert notes.notes(equal) is None
 
 
 def test_discarded_samples_are_kept_in_the_record_and_count_for_nothing():
