@@ -225,13 +225,12 @@ def test_calls_that_are_set_up_anew_are_timed_alone_and_slowed_once_a_batch(monk
     def batch(call, times):
         begin = now[0]
         call()
-        return SimpleNamespace(time_us=(now[0] - begin) / 1000)
+        return SimpleNamespace(time_us=(us := (now[0] - begin) / 1000), cpu_us=us)
 
     monkeypatch.setattr(sampling, "clock_for", lambda _: SimpleNamespace(batch=batch))
     for name in ("cpu_ns", "now_ns"):
         monkeypatch.setattr(sampling, name, lambda: now[0])
-    monkeypatch.setattr(sampling, "waits", lambda: 0)
-    monkeypatch.setattr(sampling, "turn_idly", passes)
+    monkeypatch.setattr(sampling, "turn_idly", lambda ns, _: passes(ns))
     sampler = sampling.Sampler("cpu", 1)
     plain = sampler.take(TakeSample(0, 4, 2, untimed=False), int, renew)
     assert (plain.ns, plain.cpu_ns, len(calls)) == ((1000, 1000), (1000, 1000), 1 + 2 * 4)

@@ -25,9 +25,10 @@ from attnbench.base.jsontext import decode, encode
 from attnbench.errors import UsageError
 from attnbench.gate import protocol
 from attnbench.gate.decide.data import Benchmark
-from attnbench.gate.server.sampling import Call, Sampler, warm_up
+from attnbench.gate.server.sampling import Sampler, warm_up
 from attnbench.gate.server.variant import digests_of_loaded
 from attnbench.machine.state import pin
+from attnbench.measure.clock import Call
 
 
 def main(read: int, write: int) -> None:
