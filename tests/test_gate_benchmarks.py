@@ -127,7 +127,9 @@ def a_version(folder: Path, name, **files: str) -> Version:
 
 def a_suite(candidate: Version, *tests: str, arguments: tuple[str, ...] = ()) -> Suite:
     cells, root = tuple(Benchmark(impl=test) for test in tests), candidate.root
-    return Suite(tests=cells, folder=root, arguments=(*arguments, f"--rootdir={root}"))
+    scratch = str(Path(root).parent)
+    arguments = (*arguments, f"--rootdir={root}")
+    return Suite(tests=cells, folder=root, arguments=arguments, scratch=scratch)
 
 
 @pytest.mark.slow
@@ -140,11 +142,9 @@ def test_a_round_is_in_one_test_at_a_time_as_its_author_meant_it(tmp_path, monke
     selected = f"{candidate.root}/test_right.py"  # a path of the working tree: the base has its own
     suite = a_suite(candidate, *names, arguments=(selected, "--size=7", "--benchmark-only"))
     settings = Settings(device="cpu", threads=1, timeout_s=60.0)
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
     bench = Bench(
         base=base, candidate=candidate, cells=suite.tests, rules=Rules(),
-        settings={"base": settings, "candidate": settings}, references=scratch, cpus=None,
+        settings={"base": settings, "candidate": settings}, cpus=None,
         rng=random.Random(0), processes=partial(TestProcesses, suite),
     )  # fmt: skip
     found = measure_round(bench, RoundPlan(stage="screen", cells=(0, 1, 2), slowed=2), 0)

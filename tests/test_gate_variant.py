@@ -57,7 +57,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def a_process(folder: Any, cells: int = 1) -> VariantProcess:
     config = protocol.VariantConfig(
         files=(), root="", other_root="", cells=dict.fromkeys(range(cells), CELL),
-        references=str(folder), device="cuda", threads=1, seed=0, cpu=None,
+        device="cuda", threads=1, seed=0, cpu=None,
     )  # fmt: skip
     return VariantProcess(config, io.BytesIO(), io.BytesIO())
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 from attnbench.base.stats import median
@@ -64,10 +63,9 @@ _FROM_SETTINGS = ("device", "threads", "seed")
 class Bench:
     """All that rounds share. `injected` slows the candidate in some cells: for validation alone.
 
-    `settings` are those of each version; `references` is the folder of the float64 results;
-    `each_us` remembers how long a call takes, and with all that goes with it, so that every round
-    plans the same batches; `digests` what the files of each version held when first loaded;
-    `processes` makes those of a round.
+    `settings` are those of each version; `each_us` remembers how long a call takes, and with all
+    that goes with it, so that every round plans the same batches; `digests` what the files of each
+    version held when first loaded; `processes` makes those of a round.
     """
 
     base: Version
@@ -75,7 +73,6 @@ class Bench:
     cells: tuple[GateCell, ...]
     rules: Rules
     settings: Mapping[VersionName, Settings]
-    references: Path
     cpus: tuple[int, ...] | None
     rng: random.Random
     injected: Mapping[int, float] = field(default_factory=dict)
@@ -114,7 +111,6 @@ def measure_round(bench: Bench, plan: RoundPlan, number: int) -> Round:
     config = partial(
         protocol.VariantConfig,
         cells={cell: bench.cells[cell] for cell in cells},
-        references=str(bench.references),
         cpu=cpu,
         **{name: getattr(bench.settings["base"], name) for name in _FROM_SETTINGS},
     )

@@ -47,7 +47,7 @@ def main(read: int, write: int) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)  # the base may not have it
     os.chdir(folder)
     sys.path[:0] = [path for path in (folder, f"{folder}/src") if os.path.isdir(path)]
-    scratch = Path(config.references, str(os.getpid()))
+    scratch = Path(suite.scratch, str(os.getpid()))
     ours = [
         f"--basetemp={scratch}-tmp",
         f"--override-ini=cache_dir={scratch}-cache",
