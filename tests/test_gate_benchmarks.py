@@ -7,6 +7,7 @@ import random
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -180,7 +181,8 @@ def test_what_becomes_of_tests_before_they_are_timed(tmp_path):
     suite = a_suite(candidate, *tests)
     settings = Settings(device="cpu", threads=1, timeout_s=60.0)
     request = GateRequest(base=base, candidate=candidate, sweeps=(), settings=settings)
-    run, _ = check_tests(suite, request, {"base": settings, "candidate": settings})
+    nobody: Any = None
+    run = check_tests(suite, request, {"base": settings, "candidate": settings}, nobody)
     checks = {cell.impl.rpartition("test_")[2]: run.checks[n] for n, cell in enumerate(run.cells)}
     verdicts = {}
     for name, of in checks.items():

@@ -301,7 +301,7 @@ def test_what_the_base_does_as_well_against_itself_is_not_held_against_the_candi
 
 
 def test_a_round_is_discarded_by_counters_beyond_their_limits():
-    before = {"wall": 1.0, "own": 0.0, "stolen": 5.0, "busy": 3.0, "withheld": None}
+    before = {"wall": 1.0, "own": 0.0, "stolen": 5.0, "busy": 3.0}
     after = {"wall": 3.0, "own": 2.0, "stolen": 5.4, "busy": 5.5, "withheld": 1.0}
     assert rounds.taken_by_others(before, after) == {"stolen": 0.2, "foreign": 0.25}
     assert rounds.why_discarded({}) is None

@@ -19,7 +19,6 @@ _SETTINGS = {
 }
 # A watching daemon that git started for a checkout would outlive it.
 _CONFIGURATION = ("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false")
-_DIRTY = "-dirty"
 _PATIENCE_S = 10.0
 
 
@@ -62,4 +61,4 @@ def commit_of(folder: Path) -> dict[str, Any]:
     except (UsageError, subprocess.SubprocessError):
         return {"commit": None, "dirty": None}
     told = found.stdout.strip()
-    return {"commit": told.removesuffix(_DIRTY), "dirty": told.endswith(_DIRTY)}
+    return {"commit": told.removesuffix("-dirty"), "dirty": told.endswith("-dirty")}

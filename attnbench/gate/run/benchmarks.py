@@ -79,9 +79,12 @@ class TestProcesses(RoundProcesses):
 
 
 def check_tests(
-    suite: Suite, request: GateRequest, settings: Mapping[VersionName, Settings]
-) -> tuple[GateRun, list[str]]:
-    """Run every test once in each version; the run so far, and no warnings.
+    suite: Suite,
+    request: GateRequest,
+    settings: Mapping[VersionName, Settings],
+    listener: GateListener,
+) -> GateRun:
+    """Run every test once in each version; the run so far, with nothing to warn of.
 
     Raises:
         UsageError: pytest does not start in a version.
@@ -91,7 +94,7 @@ def check_tests(
         "device": "cpu", "threads": request.settings.threads, "attnbench": __version__,
         "python": platform.python_version(), **host.facts(),
     }  # fmt: skip
-    return request.begun(suite.tests, checks, environment, {}), []
+    return request.begun(suite.tests, checks, environment, {})
 
 
 def _outcomes(
@@ -115,14 +118,11 @@ def _outcomes(
         with TestProcesses(suite, [(name, version, other)], config, settings) as processes:
             try:
                 for number, why in processes.prepared(name).failures.items():
-                    absent = why.code == "unsupported"
-                    status: Any = "absent" if absent else why.code
+                    status: Any = "absent" if why.code == "unsupported" else why.code
                     found[number] = Checked(status=status, reason=why.reason)
             except ProcessError as err:
                 raise UsageError(f"pytest does not run in the {name}: {err}") from err
-            for number in left:
-                if number in found:
-                    continue
+            for number in [number for number in left if number not in found]:
                 try:
                     processes.ask(name, EnterCell(number), CellEntered)
                     processes.ask(name, VerifyCell(number, 1.0, 1.0), CellVerified)

@@ -112,19 +112,16 @@ class GateListener(Protocol):
         return
 
 
-Check = Callable[[GateRequest, Mapping[VersionName, Settings]], tuple[GateRun, list[str]]]
-
-
 def run_gate(
     request: GateRequest,
     listener: GateListener,
-    check: Check | None = None,
+    check: Callable[..., GateRun] | None = None,
     processes: Callable[..., RoundProcesses] = RoundProcesses,
 ) -> GateRun:
     """Check and time both versions; return the raw data of the run.
 
-    `check` says what the cells are and what became of them, in place of `check_versions`; in rounds
-    they are timed by `processes`.
+    `check` says what the cells are and what became of them, in place of and called as
+    `check_versions`; in rounds they are timed by `processes`.
 
     Raises:
         UsageError: the candidate does not load, nothing is there to compare, or its files
@@ -143,9 +140,7 @@ def run_gate(
         for version in (request.base, request.candidate):
             own = held.enter_context(interpreter_of(version.environment))
             settings[version.name] = replace(request.settings, **own)
-        run, warnings = (check or check_versions)(request, settings)
-        for message in warnings:
-            listener.warned(message)
+        run = (check or check_versions)(request, settings, listener)
         listener.planned(run.cells)
         checked_s, device = time.perf_counter() - begin, run.environment["device"]
         alone = device == "cpu" and request.settings.threads == 1
@@ -158,24 +153,17 @@ def run_gate(
             processes=processes,
         )  # fmt: skip
         run = _measure(bench, run, listener, begin + request.rules.budget_s, request)
-    spent_s = {
-        "checks_s": checked_s,
-        "rounds_s": sum(found.spent_s for found in run.rounds),
-        "wall_s": time.perf_counter() - begin,
-    }
+    rounds_s, wall_s = sum(found.spent_s for found in run.rounds), time.perf_counter() - begin
+    spent_s = {"checks_s": checked_s, "rounds_s": rounds_s, "wall_s": wall_s}
+    alike = digests["base"] == digests["candidate"]
     return replace(
-        run,
-        spent={part: round(seconds, 3) for part, seconds in spent_s.items()},
-        options={**run.options, "loaded_alike": digests["base"] == digests["candidate"]},
-    )
+        run, spent={part: round(seconds, 3) for part, seconds in spent_s.items()},
+        options={**run.options, "loaded_alike": alike},
+    )  # fmt: skip
 
 
 def _measure(
-    bench: Bench,
-    run: GateRun,
-    listener: GateListener,
-    deadline: float,
-    request: GateRequest,
+    bench: Bench, run: GateRun, listener: GateListener, deadline: float, request: GateRequest
 ) -> GateRun:
     """The run with its rounds: until nothing is open, time is over, or a finding ends it."""
     decision = SequentialDecision(comparable(run), run.rules, int(run.options.get("seed") or 0))
@@ -221,9 +209,9 @@ def _measure_twice(bench: Bench, plan: RoundPlan, number: int) -> Round:
 
 
 def check_versions(
-    request: GateRequest, settings: Mapping[VersionName, Settings]
-) -> tuple[GateRun, list[str]]:
-    """Check every cell of both versions, in processes of their own; the run so far, and warnings.
+    request: GateRequest, settings: Mapping[VersionName, Settings], listener: GateListener
+) -> GateRun:
+    """Check every cell of both versions, in processes of their own; the run so far.
 
     The cells are those of the implementations that either version's files register; what one
     lacks is listed, too. A base that does not load leaves nothing to compare with.
@@ -241,7 +229,7 @@ def check_versions(
         )
         for version, other in ((base, candidate), (candidate, base))
     )  # fmt: skip
-    warnings, base_environment = [], {}
+    base_environment, failure = {}, None
     with LocalRunner(bases) as theirs, LocalRunner(candidates) as mine:
         try:
             catalogue = mine.catalogue()
@@ -253,13 +241,12 @@ def check_versions(
                 f"the GPU's compute mode is {mode}, but a round keeps three processes on it at"
                 " once: sudo nvidia-smi -c DEFAULT, or --device cpu"
             )
-        failure = None
         try:
             if base.files:
                 base_environment = theirs.catalogue().environment
         except AttnbenchError as err:
             failure = Checked(status="error", reason=str(err))
-            warnings.append(f"the base does not load: {err}")
+            listener.warned(f"the base does not load: {err}")
         own = list(dict.fromkeys(itertools.chain(*mine.own, *theirs.own)))
         cells, mismatches = _cells(request.sweeps, catalogue, own)
 
@@ -270,10 +257,10 @@ def check_versions(
 
         # Nothing is timed: where there is a CPU for each, both at once.
         checks = check_twice(check, len(cells), 2 if catalogue.device == "cpu" else 1)
-        warnings = [*mine.warnings, *warnings]
+        for message in mine.warnings:
+            listener.warned(message)
     apart = base.environment != candidate.environment
-    run = request.begun(cells, checks, catalogue.environment, base_environment if apart else {})
-    return run, warnings
+    return request.begun(cells, checks, catalogue.environment, base_environment if apart else {})
 
 
 def _checked(

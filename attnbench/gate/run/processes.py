@@ -22,13 +22,8 @@ from attnbench.execution.process import (
     started,
 )
 from attnbench.gate.decide.data import Failure, Variant, Version, VersionName
-from attnbench.gate.protocol import (
-    CellFailed,
-    Prepared,
-    Preparing,
-    Refused,
-    RoundRequest,
-)
+from attnbench.gate.protocol import CellFailed, Prepared, Preparing, Refused, RoundRequest
+from attnbench.schema.record import Status
 
 _GRACE_S = 1.0
 
@@ -119,7 +114,7 @@ class RoundProcesses(AbstractContextManager["RoundProcesses"]):
         self, variant: Variant, kinds: Any, cell: int | None, within_s: float = math.inf
     ) -> Any:
         patience_s = min(within_s, self._timeout_s)
-        code, reason = "crashed", GARBLED
+        code: Status = "crashed"
         try:
             answer = self._lines[variant].receive(kinds, patience_s)
             if answer is not None:
@@ -129,9 +124,8 @@ class RoundProcesses(AbstractContextManager["RoundProcesses"]):
             flag = " (--timeout)" if patience_s == self._timeout_s else ""
             code, reason = "timeout", f"no answer for {patience_s:.3g} s{flag}"
         except GarbledError:
-            pass
-        failure = Failure(variant=variant, code=code, reason=reason)  # type: ignore[arg-type]
-        raise ProcessError(failure, cell)
+            reason = GARBLED
+        raise ProcessError(Failure(variant=variant, code=code, reason=reason), cell)
 
     def _death(self, variant: Variant) -> str:
         """How a process ended, and its last words or its server's."""

@@ -63,10 +63,7 @@ class _Serving:
     """A plugin of pytest that runs a test when it is asked to, and answers for it."""
 
     def __init__(
-        self,
-        config: protocol.VariantConfig[Benchmark],
-        requests: BinaryIO,
-        answers: BinaryIO,
+        self, config: protocol.VariantConfig[Benchmark], requests: BinaryIO, answers: BinaryIO
     ) -> None:
         self._config, self._requests, self._answers = config, requests, answers
         self._waiting: protocol.RoundRequest | None = None  # read, and for someone else

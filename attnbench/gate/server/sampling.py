@@ -24,12 +24,13 @@ _TRIALS, _SLEEPS, _SLEEP_CYCLES = 5, 100, 200_000
 
 def warm_up(call: Call, device: str) -> None:
     """Call it until it is warm: at least once."""
-    begin, calls = time.perf_counter(), 0
-    while calls < _WARM_CALLS and (calls == 0 or time.perf_counter() - begin < _WARM_S):
+    begin = time.perf_counter()
+    for _ in range(_WARM_CALLS):
         call()
         if device == "cuda":
             torch.cuda.synchronize()  # nothing of it may run while another is timed
-        calls += 1
+        if time.perf_counter() - begin >= _WARM_S:
+            break
 
 
 class Sampler:

@@ -77,11 +77,8 @@ class VariantProcess:
             self._sensor = GpuSensor.open() if config.device == "cuda" else None
             failures = self._prepare_all()
             # Some import no earlier than when they build, or are first called.
-            refuse_other_version(
-                ", ".join(config.files),
-                Path(config.root).resolve(),
-                Path(config.other_root).resolve(),
-            )
+            roots = (Path(root).resolve() for root in (config.root, config.other_root))
+            refuse_other_version(", ".join(config.files), *roots)
         except UsageError as err:
             self._answer(protocol.Refused(str(err)))
             return
@@ -150,8 +147,7 @@ class VariantProcess:
             return protocol.CountersRead(time.process_time_ns(), must_discard(reading))
         if isinstance(request, protocol.VerifyCell):
             return self._verified(request)
-        if isinstance(request, protocol.EnterCell):
-            return protocol.CellEntered()
+        assert isinstance(request, protocol.TakeSample), "cells are no tests, which are entered"
         bound = self._warm[request.cell].bound
         with torch.set_grad_enabled(bound.grad):
             return self._sampler.take(request, bound.call)
@@ -171,10 +167,9 @@ class VariantProcess:
             changed_us = self._first_us(warm.bound.call)
             _judge(warm.cell, warm.bound, reference, " (after the timing, once its inputs changed)")
             for more in range(1, _VERIFY_DRAWS):
-                if changed_us <= request.remembered * request.fastest_us:
-                    break
-                self._overwrite(warm, seed + more)
-                changed_us = min(changed_us, self._first_us(warm.bound.call))
+                if changed_us > request.remembered * request.fastest_us:
+                    self._overwrite(warm, seed + more)
+                    changed_us = min(changed_us, self._first_us(warm.bound.call))
         return protocol.CellVerified(changed_us / request.fastest_us)
 
     def _first_us(self, call: Call) -> float:
