@@ -137,13 +137,5 @@ class CountersRead(Struct, frozen=True, tag=True):
     discarded: str | None
 
 
-RoundAnswer = (
-    Preparing
-    | Prepared
-    | Refused
-    | CellFailed
-    | CellEntered
-    | SampleTaken
-    | CellVerified
-    | CountersRead
-)
+Preparation = Preparing | Prepared | Refused
+RoundAnswer = Preparation | CellFailed | CellEntered | SampleTaken | CellVerified | CountersRead

@@ -11,17 +11,8 @@ from typing import Any, TypeVar
 
 from attnbench.errors import UsageError
 from attnbench.execution.process import Settings
+from attnbench.gate import protocol
 from attnbench.gate.decide.data import Benchmark, Checked, GateRun, Variant, Version, VersionName
-from attnbench.gate.protocol import (
-    CellEntered,
-    CellVerified,
-    EnterCell,
-    RoundRequest,
-    Suite,
-    TakeSample,
-    VariantConfig,
-    VerifyCell,
-)
 from attnbench.gate.run.measuring import GateListener, GateRequest, check_twice, run_gate
 from attnbench.gate.run.processes import ProcessError, RoundProcesses
 from attnbench.machine import host
@@ -30,7 +21,7 @@ from attnbench.version import __version__
 T = TypeVar("T")
 
 
-def run_benchmarks(request: GateRequest, suite: Suite, listener: GateListener) -> GateRun:
+def run_benchmarks(request: GateRequest, suite: protocol.Suite, listener: GateListener) -> GateRun:
     """Run the tests once in both versions, then time them in rounds; the raw data.
 
     Raises:
@@ -51,22 +42,26 @@ class TestProcesses(RoundProcesses):
 
     def __init__(
         self,
-        suite: Suite,
+        suite: protocol.Suite,
         versions: list[tuple[Variant, Version, Version]],
-        config: Callable[..., VariantConfig[Benchmark]],
+        config: Callable[..., protocol.VariantConfig[Benchmark]],
         settings: Mapping[VersionName, Settings],
     ) -> None:
         self._cell: int | None = None
         super().__init__(versions, partial(config, suite=suite), settings)
 
     def ask(
-        self, variant: Variant, request: RoundRequest, kind: type[T], within_s: float = math.inf
+        self,
+        variant: Variant,
+        request: protocol.RoundRequest,
+        kind: type[T],
+        within_s: float = math.inf,
     ) -> T:
         """As any process is asked; before the first sample of a test all of them enter it."""
-        if isinstance(request, TakeSample) and request.cell != self._cell:
+        if isinstance(request, protocol.TakeSample) and request.cell != self._cell:
             self._cell = request.cell
             for each in self._lines:
-                super().ask(each, EnterCell(request.cell), CellEntered)
+                super().ask(each, protocol.EnterCell(request.cell), protocol.CellEntered)
         return super().ask(variant, request, kind, within_s)
 
     def __exit__(self, *_: object) -> None:
@@ -79,7 +74,7 @@ class TestProcesses(RoundProcesses):
 
 
 def check_tests(
-    suite: Suite,
+    suite: protocol.Suite,
     request: GateRequest,
     settings: Mapping[VersionName, Settings],
     listener: GateListener,
@@ -98,7 +93,7 @@ def check_tests(
 
 
 def _outcomes(
-    suite: Suite,
+    suite: protocol.Suite,
     request: GateRequest,
     settings: Mapping[VersionName, Settings],
     name: VersionName,
@@ -111,7 +106,7 @@ def _outcomes(
     found: dict[int, Checked] = {}
     while left := [number for number in numbers if number not in found]:
         config = partial(
-            VariantConfig,
+            protocol.VariantConfig,
             cells={number: suite.tests[number] for number in left},
             device="cpu", threads=settings["base"].threads, seed=settings["base"].seed, cpu=None,
         )  # fmt: skip
@@ -124,8 +119,9 @@ def _outcomes(
                 raise UsageError(f"pytest does not run in the {name}: {err}") from err
             for number in [number for number in left if number not in found]:
                 try:
-                    processes.ask(name, EnterCell(number), CellEntered)
-                    processes.ask(name, VerifyCell(number, 1.0, 1.0), CellVerified)
+                    processes.ask(name, protocol.EnterCell(number), protocol.CellEntered)
+                    verify = protocol.VerifyCell(number, 1.0, 1.0)
+                    processes.ask(name, verify, protocol.CellVerified)
                     found[number] = Checked(status="ok")
                 except ProcessError as err:
                     found[number] = Checked(status=err.failure.code, reason=err.failure.reason)

@@ -22,7 +22,7 @@ from attnbench.execution.process import (
     started,
 )
 from attnbench.gate.decide.data import Failure, Variant, Version, VersionName
-from attnbench.gate.protocol import CellFailed, Prepared, Preparing, Refused, RoundRequest
+from attnbench.gate.protocol import CellFailed, Preparation, Prepared, Refused, RoundRequest
 from attnbench.schema.record import Status
 
 _GRACE_S = 1.0
@@ -88,7 +88,7 @@ class RoundProcesses(AbstractContextManager["RoundProcesses"]):
         answer: Any = None
         while not isinstance(answer, Prepared):
             cell = None if answer is None else answer.cell
-            answer = self._receive(variant, Preparing | Prepared | Refused, cell)
+            answer = self._receive(variant, Preparation, cell)
             if isinstance(answer, Refused):
                 raise UsageError(answer.reason)
         return answer
