@@ -7,6 +7,7 @@ import random
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -127,7 +128,9 @@ def a_version(folder: Path, name, **files: str) -> Version:
 
 def a_suite(candidate: Version, *tests: str, arguments: tuple[str, ...] = ()) -> Suite:
     cells, root = tuple(Benchmark(impl=test) for test in tests), candidate.root
-    return Suite(tests=cells, folder=root, arguments=(*arguments, f"--rootdir={root}"))
+    scratch = str(Path(root).parent)
+    arguments = (*arguments, f"--rootdir={root}")
+    return Suite(tests=cells, folder=root, arguments=arguments, scratch=scratch)
 
 
 @pytest.mark.slow
@@ -140,11 +143,9 @@ def test_a_round_is_in_one_test_at_a_time_as_its_author_meant_it(tmp_path, monke
     selected = f"{candidate.root}/test_right.py"  # a path of the working tree: the base has its own
     suite = a_suite(candidate, *names, arguments=(selected, "--size=7", "--benchmark-only"))
     settings = Settings(device="cpu", threads=1, timeout_s=60.0)
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
     bench = Bench(
         base=base, candidate=candidate, cells=suite.tests, rules=Rules(),
-        settings={"base": settings, "candidate": settings}, references=scratch, cpus=None,
+        settings={"base": settings, "candidate": settings}, cpus=None,
         rng=random.Random(0), processes=partial(TestProcesses, suite),
     )  # fmt: skip
     found = measure_round(bench, RoundPlan(stage="screen", cells=(0, 1, 2), slowed=2), 0)
@@ -180,7 +181,8 @@ def test_what_becomes_of_tests_before_they_are_timed(tmp_path):
     suite = a_suite(candidate, *tests)
     settings = Settings(device="cpu", threads=1, timeout_s=60.0)
     request = GateRequest(base=base, candidate=candidate, sweeps=(), settings=settings)
-    run, _ = check_tests(suite, request, {"base": settings, "candidate": settings})
+    nobody: Any = None
+    run = check_tests(suite, request, {"base": settings, "candidate": settings}, nobody)
     checks = {cell.impl.rpartition("test_")[2]: run.checks[n] for n, cell in enumerate(run.cells)}
     verdicts = {}
     for name, of in checks.items():
@@ -225,13 +227,12 @@ def test_calls_that_are_set_up_anew_are_timed_alone_and_slowed_once_a_batch(monk
     def batch(call, times):
         begin = now[0]
         call()
-        return SimpleNamespace(time_us=(now[0] - begin) / 1000)
+        return SimpleNamespace(time_us=(us := (now[0] - begin) / 1000), cpu_us=us)
 
     monkeypatch.setattr(sampling, "clock_for", lambda _: SimpleNamespace(batch=batch))
     for name in ("cpu_ns", "now_ns"):
         monkeypatch.setattr(sampling, name, lambda: now[0])
-    monkeypatch.setattr(sampling, "waits", lambda: 0)
-    monkeypatch.setattr(sampling, "turn_idly", passes)
+    monkeypatch.setattr(sampling, "turn_idly", lambda ns, _: passes(ns))
     sampler = sampling.Sampler("cpu", 1)
     plain = sampler.take(TakeSample(0, 4, 2, untimed=False), int, renew)
     assert (plain.ns, plain.cpu_ns, len(calls)) == ((1000, 1000), (1000, 1000), 1 + 2 * 4)

@@ -100,8 +100,6 @@ def a_side(folder: Path, name, kernels: dict[str, str]) -> Version:
 def a_bench(folder: Path, **troubles: str) -> Bench:
     """`mine` and `other`, or what there is `troubles` with on the candidate's side alone."""
     case = Case(workload="attention", device="cpu", seq_len=16, heads=1, head_dim=8)
-    references = folder / "references"
-    references.mkdir()
     kernels = dict.fromkeys(("mine", "other"), "pass") | dict.fromkeys(troubles, "pass")
     return Bench(
         base=a_side(folder, "base", kernels),
@@ -109,7 +107,6 @@ def a_bench(folder: Path, **troubles: str) -> Bench:
         cells=tuple(Cell(case=case, impl=name) for name in kernels),
         rules=Rules(),
         settings=of_both(Settings(device="cpu", threads=1, timeout_s=60.0)),
-        references=references,
         cpus=(min(os.sched_getaffinity(0)),),
         rng=random.Random(0),
     )
@@ -172,8 +169,8 @@ def test_what_fails_when_it_is_asked_has_its_code(tmp_path):
         ("null", replace(late, name="base"), bench.base),
     ]
     config = partial(
-        VariantConfig, cells=dict(enumerate(bench.cells)), references=str(bench.references),
-        device="cpu", threads=1, seed=0, cpu=None,
+        VariantConfig, cells=dict(enumerate(bench.cells)), device="cpu", threads=1, seed=0,
+        cpu=None,
     )  # fmt: skip
     with RoundProcesses(sides, config, bench.settings) as processes:
         assert processes.prepared("candidate").failures == {}
@@ -228,16 +225,15 @@ class Answers:
 
 def test_a_cell_of_the_control_alone_is_timed_in_base_and_slowed(tmp_path):
     answers: Any = Answers()
-    samples, cpu, _ = rounds._visit(
-        a_bench(tmp_path), answers, RoundPlan(stage="confirm", cells=(), slowed=0), 0
-    )
+    bench, plan = a_bench(tmp_path), RoundPlan(stage="confirm", cells=(), slowed=0)
+    samples, cpu, _ = rounds._visit(bench, answers, plan, 0)
     assert set(samples) == {"base", "planted"}
     assert cpu == samples
     slowed = {(variant, request.slowdown) for variant, request in answers.asked}
     assert slowed == {("base", None), ("null", 0.1)}
     answers.ns = 0
     with pytest.raises(ProcessError, match="its clock stood still"):
-        rounds._visit(a_bench(tmp_path / "references"), answers, PLAN, 0)
+        rounds._visit(replace(bench, each_us={}), answers, PLAN, 0)
 
 
 def test_samples_are_taken_for_longer_where_their_ratios_scatter_and_only_so_long(
@@ -305,7 +301,7 @@ def test_what_the_base_does_as_well_against_itself_is_not_held_against_the_candi
 
 
 def test_a_round_is_discarded_by_counters_beyond_their_limits():
-    before = {"wall": 1.0, "own": 0.0, "stolen": 5.0, "busy": 3.0, "withheld": None}
+    before = {"wall": 1.0, "own": 0.0, "stolen": 5.0, "busy": 3.0}
     after = {"wall": 3.0, "own": 2.0, "stolen": 5.4, "busy": 5.5, "withheld": 1.0}
     assert rounds.taken_by_others(before, after) == {"stolen": 0.2, "foreign": 0.25}
     assert rounds.why_discarded({}) is None

@@ -6,8 +6,7 @@ import importlib
 import io
 import multiprocessing
 import sys
-import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,14 +40,9 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     bound = SimpleNamespace(call=noted("call"), grad=False)
     truth = Reference(values={"o": torch.zeros(1)}, allowed={})
 
-    def slow_truth(*_: Any) -> Reference:
-        log.append("truth")
-        time.sleep(0.05)
-        return truth
-
     workload = SimpleNamespace(
         tensors=noted("inputs", {}), fill=noted("fill"), bind=noted("build", bound),
-        truth=slow_truth,
+        truth=noted("truth", truth),
     )  # fmt: skip
     monkeypatch.setattr(variant, "WORKLOADS", {"attention": workload})
     monkeypatch.setattr(variant, "implementation", lambda _: SimpleNamespace(definition=None))
@@ -63,7 +57,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def a_process(folder: Any, cells: int = 1) -> VariantProcess:
     config = protocol.VariantConfig(
         files=(), root="", other_root="", cells=dict.fromkeys(range(cells), CELL),
-        references=str(folder), device="cuda", threads=1, seed=0, cpu=None,
+        device="cuda", threads=1, seed=0, cpu=None,
     )  # fmt: skip
     return VariantProcess(config, io.BytesIO(), io.BytesIO())
 
@@ -74,12 +68,9 @@ def test_nothing_of_a_warm_up_runs_or_is_kept_while_another_process_is_timed(log
     assert after == ["empty the cache", *["call", "wait"] * 3]
 
 
-def test_a_reference_is_computed_by_one_process_while_the_others_wait_for_it(log, tmp_path):
-    processes = [a_process(tmp_path) for _ in range(3)]
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(VariantProcess._prepare_all, processes))
-    assert log.count("truth") == 1
-    assert log.count("check") == 3
+def test_a_reference_serves_all_cells_of_its_case_that_have_no_definition(log, tmp_path):
+    assert a_process(tmp_path, cells=3)._prepare_all() == {}
+    assert (log.count("truth"), log.count("check")) == (1, 3)
 
 
 @pytest.mark.parametrize(("lost", "failed"), [(True, [0]), (False, [0, 1, 2])])

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from attnbench.analysis.history import entries
-from attnbench.base.commit import commit_of
+from attnbench.base.git import commit_of
 from attnbench.base.jsontext import encode
 from attnbench.cli import main
 from tests.test_history import made, noise, quiet, stepped, stored

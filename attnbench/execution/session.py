@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from attnbench.base.commit import commit_of
 from attnbench.base.files import check_name, digest
+from attnbench.base.git import commit_of
 from attnbench.base.guard import guarded
 from attnbench.errors import StoreError, UsageError
 from attnbench.execution import merging

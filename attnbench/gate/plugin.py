@@ -120,7 +120,6 @@ class _Gate:
         from attnbench.gate.protocol import Suite
         from attnbench.gate.run import git
         from attnbench.gate.run.benchmarks import run_benchmarks
-        from attnbench.gate.run.git import checked_out
         from attnbench.gate.run.watched import Watched, comparison
         from attnbench.report.gate import outputs
 
@@ -131,29 +130,26 @@ class _Gate:
         files = dict.fromkeys(item.path.resolve() for item in items)
         if outside := [file for file in files if not file.is_relative_to(root)]:
             raise UsageError(f"{outside[0]} lies outside the repository {root}")
-        watched = Watched(
-            files=tuple(file.relative_to(root).as_posix() for file in files),
-            sweeps=(),
-            base=asked("attnbench_gate"),
-            promises={
-                "threshold": parse_share(asked("attnbench_threshold"), "--attnbench-threshold"),
-                "budget_s": parse_duration(asked("attnbench_budget"), "--attnbench-budget"),
-            },
-        )
-        suite = Suite(
-            tests=tuple(Benchmark(impl=item.nodeid) for item in items),
-            folder=str(called.dir.resolve()),
-            arguments=(*map(str, called.args), f"--rootdir={self._config.rootpath.resolve()}"),
-        )
+        promises = {
+            "threshold": parse_share(asked("attnbench_threshold"), "--attnbench-threshold"),
+            "budget_s": parse_duration(asked("attnbench_budget"), "--attnbench-budget"),
+        }
+        names = tuple(file.relative_to(root).as_posix() for file in files)
+        watched = Watched(files=names, sweeps=(), base=asked("attnbench_gate"), promises=promises)
         output = called.dir.resolve() / asked("attnbench_output")
         compared = comparison(root, watched, output)
         assert compared.base is not None, "it is asked for"
-        settings, options = Settings(device="cpu"), {"pytest": suite.arguments}
+        arguments = (*map(str, called.args), f"--rootdir={self._config.rootpath.resolve()}")
         with (
             result_folder(output, None, self.warned) as folder,
-            checked_out(root, compared.base.commit) as tree,
+            git.checked_out(root, compared.base.commit) as tree,
+            git.temporary_folder() as scratch,
         ):
-            request = compared.request(tree, settings, options)
+            suite = Suite(
+                tests=tuple(Benchmark(impl=item.nodeid) for item in items), arguments=arguments,
+                folder=str(called.dir.resolve()), scratch=str(scratch),
+            )  # fmt: skip
+            request = compared.request(tree, Settings(device="cpu"), {"pytest": arguments})
             request = replace(request, keep=partial(keep_round, folder), keep_going=True)
             run = run_benchmarks(request, suite, self)
             outcome = decide(run)

@@ -15,26 +15,27 @@ CellT = TypeVar("CellT")
 class Suite(Struct, frozen=True, kw_only=True):
     """The tests of a session of pytest: where it was started, and with which arguments.
 
-    Both name the working tree by its absolute path.
+    Both name the working tree by its absolute path. What processes write for themselves alone is
+    in `scratch`.
     """
 
     tests: tuple[Benchmark, ...]
     folder: str
     arguments: tuple[str, ...]
+    scratch: str
 
 
 class VariantConfig(Struct, Generic[CellT], frozen=True, kw_only=True):
     """The first message to the process of a variant: its code imports nothing of `other_root`.
 
-    `references` is the folder of the float64 results that all rounds share; `cpu` what it is pinned
-    to. Where cells are tests, they are those of `suite`, and `files` those that hold them.
+    `cpu` is what it is pinned to. Where cells are tests, they are those of `suite`, and `files`
+    those that hold them.
     """
 
     files: tuple[str, ...]
     root: str
     other_root: str
     cells: dict[int, CellT]
-    references: str
     device: str
     threads: int | None
     seed: int
@@ -136,13 +137,5 @@ class CountersRead(Struct, frozen=True, tag=True):
     discarded: str | None
 
 
-RoundAnswer = (
-    Preparing
-    | Prepared
-    | Refused
-    | CellFailed
-    | CellEntered
-    | SampleTaken
-    | CellVerified
-    | CountersRead
-)
+Preparation = Preparing | Prepared | Refused
+RoundAnswer = Preparation | CellFailed | CellEntered | SampleTaken | CellVerified | CountersRead

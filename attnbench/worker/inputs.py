@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -78,17 +76,6 @@ def fill_normal(tensors: Iterable[torch.Tensor], seed: int) -> None:
     for x in tensors:
         once = x.detach()[tuple(slice(None if stride else 1) for stride in x.stride())]
         once.copy_(torch.randn(once.shape, generator=generator, device=x.device))
-
-
-def checksum(tensors: Iterable[torch.Tensor]) -> int:
-    """CRC-32 of the bytes of the tensors, in the order of their axes."""
-    found = 0
-    for x in tensors:
-        host = x.detach().cpu().contiguous()
-        kept = ctypes.c_char * (host.numel() * host.element_size())  # numpy need not be there
-        if host.numel():
-            found = zlib.crc32(kept.from_address(host.data_ptr()), found)
-    return found
 
 
 def fill_local(

@@ -22,6 +22,7 @@ from attnbench.gate.decide.data import Environment
 from attnbench.gate.run.git import temporary_folder
 
 LEAST_PYTHON, LEAST_TORCH = (3, 11), (2, 4)
+_MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
 _COMPILED = "msgspec"  # loads in the minor version of Python alone that it was built for
 _LENT = ("attnbench", "attnbench_impls", "psutil", "pynvml", _COMPILED)
 _PROBE_TIMEOUT_S = 180.0  # a torch that is imported for the first time reads gigabytes
@@ -59,8 +60,8 @@ def find_environment(text: str) -> Environment:
     python = Path(os.path.abspath(python / "bin" / "python" if python.is_dir() else python))
     asked = f"--python {text}"
     facts = _probed(python, asked)
+    least, least_torch = (".".join(map(str, each)) for each in (LEAST_PYTHON, LEAST_TORCH))
     if facts["implementation"] != "CPython" or tuple(facts["minor"]) < LEAST_PYTHON:
-        least = ".".join(map(str, LEAST_PYTHON))
         why = f"{facts['implementation']} {facts['python']}, where CPython ≥ {least} is needed"
         raise UsageError(f"{asked}: {why}")
     if not facts["has_torch"]:
@@ -70,21 +71,16 @@ def find_environment(text: str) -> Environment:
         raise UsageError(f"{asked}: its torch cannot be imported ({why})")
     release = re.match(r"(\d+)\.(\d+)", facts["torch"])
     if release is None or tuple(map(int, release.groups())) < LEAST_TORCH:
-        least = ".".join(map(str, LEAST_TORCH))
-        raise UsageError(f"{asked}: torch {facts['torch']}, where torch ≥ {least} is needed")
+        raise UsageError(f"{asked}: torch {facts['torch']}, where torch ≥ {least_torch} is needed")
     if tuple(facts["minor"]) != sys.version_info[:2] and not facts["has_compiled"]:
         raise UsageError(
             f"{asked}: Python {facts['python']} cannot load the {_COMPILED} of this Python"
-            f" {sys.version_info[0]}.{sys.version_info[1]}; give it its own: {python} -m pip"
-            f" install {_COMPILED}"
+            f" {_MINOR}; give it its own: {python} -m pip install {_COMPILED}"
         )
     return Environment(
-        name=text,
-        python=str(python),
-        python_version=facts["python"],
-        torch=facts["torch"],
+        name=text, python=str(python), python_version=facts["python"], torch=facts["torch"],
         packages=facts["packages"],
-    )
+    )  # fmt: skip
 
 
 def _probed(python: Path, asked: str) -> dict[str, Any]:
@@ -131,12 +127,11 @@ def interpreter_of(environment: Environment | None) -> Iterator[dict[str, Any]]:
         yield {}
         return
     with temporary_folder() as folder:
-        minor = f"{sys.version_info[0]}.{sys.version_info[1]}."
         for name in _LENT:
             spec = importlib.util.find_spec(name)
             if spec is None or spec.origin is None:
                 continue  # built-in implementations lie beside attnbench in a source tree
-            if name == _COMPILED and not environment.python_version.startswith(minor):
+            if name == _COMPILED and not environment.python_version.startswith(f"{_MINOR}."):
                 continue  # it has its own
             origin = Path(spec.origin)
             source = origin.parent if origin.name == "__init__.py" else origin

@@ -1,13 +1,8 @@
-"""What the gate asks of git: the repository, its refs, what is uncommitted, a commit's files.
-
-By the `git` executable and not by a library: it is there wherever a repository is worked on, and
-no library does all of what filters, shallow clones and a user's configuration need.
-"""
+"""What the gate asks of git: the repository, its refs, what is uncommitted, a commit's files."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import shutil
 import signal
@@ -17,20 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from attnbench.base.git import run_git
 from attnbench.base.registry import nearest
 from attnbench.base.signals import ENDING, end, handled
 from attnbench.errors import UsageError
 
-# Git sets these for its hooks, where they would point every command at one repository and index;
-# in `git commit --only` even at an index of that commit alone.
-_OF_HOOKS = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX")
-_SETTINGS = {
-    "LC_ALL": "C",  # `fatal:` begins its last word
-    "GIT_TERMINAL_PROMPT": "0",
-    "GIT_OPTIONAL_LOCKS": "0",  # `git status` must not write the index beside a user's own git
-}
-# A watching daemon that git started for a checkout would outlive it.
-_CONFIGURATION = ("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false")
 _UNSHALLOW = "fetch the rest: git fetch --unshallow (in GitHub's checkout action: fetch-depth: 0)"
 _DEFAULT_BRANCHES = ("origin/main", "origin/master", "main", "master")
 
@@ -152,45 +138,6 @@ def is_committed(folder: Path) -> bool:
 def is_shallow(root: Path) -> bool:
     """Whether older commits are missing, as in a clone with `--depth`."""
     return _lines(root, "rev-parse", "--is-shallow-repository") == ["true"]
-
-
-def run_git(
-    folder: Path, *arguments: str, index: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run git in `folder`, deaf to the terminal's Ctrl-C; an interrupt of ours ends all of it.
-
-    With the file `index` as its index, if that is given.
-
-    Raises:
-        UsageError: git is not installed, or cannot be started in `folder`.
-    """
-    environment = {name: value for name, value in os.environ.items() if name not in _OF_HOOKS}
-    environment |= _SETTINGS | ({} if index is None else {"GIT_INDEX_FILE": str(index)})
-    try:
-        process = subprocess.Popen(
-            ["git", *_CONFIGURATION, *arguments],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="surrogateescape",  # file names may be any bytes
-            start_new_session=True,
-        )
-    except OSError as err:
-        hint = ": install git" if err.filename == "git" else ""
-        raise UsageError(
-            f"git cannot be run in {folder} ({err.strerror}), which --base needs{hint}"
-        ) from err
-    with process:
-        try:
-            output = process.communicate()
-        except BaseException:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            raise
-    return subprocess.CompletedProcess(process.args, process.returncode, *output)
 
 
 def complaint(found: subprocess.CompletedProcess[str]) -> str:

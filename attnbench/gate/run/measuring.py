@@ -38,19 +38,20 @@ from attnbench.gate.decide.data import (
 from attnbench.gate.decide.sequential import RoundPlan, SequentialDecision
 from attnbench.gate.decide.verdict import beyond_timing, comparable
 from attnbench.gate.run.environments import interpreter_of
-from attnbench.gate.run.git import temporary_folder
 from attnbench.gate.run.processes import RoundProcesses
 from attnbench.gate.run.rounds import Bench, RoundError, measure_round
 from attnbench.machine import host
 from attnbench.planning.plan import Axes, check_names, expand, make_plan, mismatch
 from attnbench.schema.messages import Catalogue
-from attnbench.schema.record import Cell, Record
+from attnbench.schema.record import Cell
 from attnbench.theory.traits import impossible
 
 # Rounds that may be measured again for what went on beside them; after that they count.
 MOST_DISCARDED = 8
-# What may strike a process from outside: a machine that is slow or out of memory, a kill.
-_MAY_PASS = ("oom", "timeout", "crashed", "error")
+# What may strike a process from outside: a machine that is slow or out of memory, a kill. What is
+# skipped may be so for something larger that failed.
+_MAY_PASS = ("oom", "timeout", "crashed", "error", "skipped")
+_EXACT = tuple(ExactMetrics.__annotations__)
 _Key = tuple[str, str]  # case, implementation
 
 
@@ -111,19 +112,16 @@ class GateListener(Protocol):
         return
 
 
-Check = Callable[[GateRequest, Mapping[VersionName, Settings]], tuple[GateRun, list[str]]]
-
-
 def run_gate(
     request: GateRequest,
     listener: GateListener,
-    check: Check | None = None,
+    check: Callable[..., GateRun] | None = None,
     processes: Callable[..., RoundProcesses] = RoundProcesses,
 ) -> GateRun:
     """Check and time both versions; return the raw data of the run.
 
-    `check` says what the cells are and what became of them, in place of `check_versions`; in rounds
-    they are timed by `processes`.
+    `check` says what the cells are and what became of them, in place of and called as
+    `check_versions`; in rounds they are timed by `processes`.
 
     Raises:
         UsageError: the candidate does not load, nothing is there to compare, or its files
@@ -142,9 +140,7 @@ def run_gate(
         for version in (request.base, request.candidate):
             own = held.enter_context(interpreter_of(version.environment))
             settings[version.name] = replace(request.settings, **own)
-        run, warnings = (check or check_versions)(request, settings)
-        for message in warnings:
-            listener.warned(message)
+        run = (check or check_versions)(request, settings, listener)
         listener.planned(run.cells)
         checked_s, device = time.perf_counter() - begin, run.environment["device"]
         alone = device == "cpu" and request.settings.threads == 1
@@ -152,29 +148,22 @@ def run_gate(
         bench = Bench(
             base=request.base, candidate=request.candidate, cells=run.cells, rules=request.rules,
             settings={name: replace(each, device=device) for name, each in settings.items()},
-            references=held.enter_context(temporary_folder()), cpus=tuple(cpus) if cpus else None,
+            cpus=tuple(cpus) if cpus else None,
             rng=random.Random(request.settings.seed), injected=request.injected, digests=digests,
             processes=processes,
         )  # fmt: skip
         run = _measure(bench, run, listener, begin + request.rules.budget_s, request)
-    spent_s = {
-        "checks_s": checked_s,
-        "rounds_s": sum(found.spent_s for found in run.rounds),
-        "wall_s": time.perf_counter() - begin,
-    }
+    rounds_s, wall_s = sum(found.spent_s for found in run.rounds), time.perf_counter() - begin
+    spent_s = {"checks_s": checked_s, "rounds_s": rounds_s, "wall_s": wall_s}
+    alike = digests["base"] == digests["candidate"]
     return replace(
-        run,
-        spent={part: round(seconds, 3) for part, seconds in spent_s.items()},
-        options={**run.options, "loaded_alike": digests["base"] == digests["candidate"]},
-    )
+        run, spent={part: round(seconds, 3) for part, seconds in spent_s.items()},
+        options={**run.options, "loaded_alike": alike},
+    )  # fmt: skip
 
 
 def _measure(
-    bench: Bench,
-    run: GateRun,
-    listener: GateListener,
-    deadline: float,
-    request: GateRequest,
+    bench: Bench, run: GateRun, listener: GateListener, deadline: float, request: GateRequest
 ) -> GateRun:
     """The run with its rounds: until nothing is open, time is over, or a finding ends it."""
     decision = SequentialDecision(comparable(run), run.rules, int(run.options.get("seed") or 0))
@@ -219,64 +208,13 @@ def _measure_twice(bench: Bench, plan: RoundPlan, number: int) -> Round:
         raise WorkerError(f"the processes of a round fail again and again: {err}") from err
 
 
-@dataclass(kw_only=True)
-class _Examined:
-    """One version: a record for each of its cells, or why its files do not load.
-
-    `recovered` says of cells that failed at first, and did not when they were tried again, how.
-    """
-
-    name: VersionName
-    runner: LocalRunner
-    records: dict[_Key, Record] = field(default_factory=dict)
-    recovered: dict[_Key, str] = field(default_factory=dict)
-    failure: str | None = None
-
-    def check(self, cells: Iterable[Cell], mismatches: Mapping[str, str | None]) -> None:
-        """Fill in the records: those that need no process, and the others."""
-        mine = [cell for cell in cells if any(cell.impl in names for names in self.runner.own)]
-        if not mine:
-            return
-        plan = make_plan(mine, self.runner.reasons(mine), mismatches=mismatches)
-        for record in (*plan.decided, *self.runner.run(plan.jobs)):
-            key = record.cell.key
-            failed = self.records.get(key)
-            if failed is not None and record.status == "ok":
-                why = f"{failed.status}: {failed.reason}"
-                self.recovered[key] = f"failed once on the {self.name} ({why})"
-            self.records[key] = record
-
-    def doubtful(self, other: _Examined) -> list[Cell]:
-        """The cells that failed here, for a reason that may pass, and not so in the other."""
-        statuses = {key: record.status for key, record in other.records.items()}
-        return [
-            record.cell
-            for key, record in self.records.items()
-            if record.status in _MAY_PASS and statuses.get(key) != record.status
-        ]
-
-    def checked(self, key: _Key) -> Checked:
-        """What became of a cell."""
-        if self.failure is not None:
-            return Checked(status="error", reason=self.failure)
-        record = self.records.get(key)
-        if record is None:
-            return Checked(status="absent", reason="there is no such implementation")
-        known = record.metrics
-        metrics: Any = {name: known[name] for name in ExactMetrics.__annotations__ if name in known}
-        reason = self.recovered.get(key, record.reason)
-        return Checked(status=record.status, reason=reason, metrics=metrics)
-
-
 def check_versions(
-    request: GateRequest, settings: Mapping[VersionName, Settings]
-) -> tuple[GateRun, list[str]]:
-    """Check every cell of both versions, in processes of their own; the run so far, and warnings.
+    request: GateRequest, settings: Mapping[VersionName, Settings], listener: GateListener
+) -> GateRun:
+    """Check every cell of both versions, in processes of their own; the run so far.
 
     The cells are those of the implementations that either version's files register; what one
-    lacks is listed, too. What fails in one alone is tried once more, in a fresh process: a
-    single timeout or lost process proves nothing against a version of the code. A base that does
-    not load leaves nothing to compare with.
+    lacks is listed, too. A base that does not load leaves nothing to compare with.
 
     Raises:
         UsageError: the candidate's files do not load, the sweep makes no sense, or the GPU takes
@@ -291,10 +229,8 @@ def check_versions(
         )
         for version, other in ((base, candidate), (candidate, base))
     )  # fmt: skip
-    warnings, base_environment = [], {}
+    base_environment, failure = {}, None
     with LocalRunner(bases) as theirs, LocalRunner(candidates) as mine:
-        ours = _Examined(name="candidate", runner=mine)
-        before = _Examined(name="base", runner=theirs)
         try:
             catalogue = mine.catalogue()
         except AttnbenchError as err:
@@ -309,27 +245,69 @@ def check_versions(
             if base.files:
                 base_environment = theirs.catalogue().environment
         except AttnbenchError as err:
-            before.failure = str(err)
-            warnings.append(f"the base does not load: {err}")
+            failure = Checked(status="error", reason=str(err))
+            listener.warned(f"the base does not load: {err}")
         own = list(dict.fromkeys(itertools.chain(*mine.own, *theirs.own)))
         cells, mismatches = _cells(request.sweeps, catalogue, own)
-        again: list[Iterable[Cell]] = [cells, cells]
-        for _ in range(2):
-            # Nothing is timed: where there is a CPU for each, both at once.
-            jobs = [
-                partial(ours.check, again[0], mismatches),
-                partial(before.check, again[1], mismatches),
-            ]
-            do_all(jobs, 2 if catalogue.device == "cpu" else 1)
-            again = [ours.doubtful(before), before.doubtful(ours)]
-        warnings = [*mine.warnings, *warnings]
-    checks: dict[int, dict[VersionName, Checked]] = {
-        number: {"base": before.checked(cell.key), "candidate": ours.checked(cell.key)}
-        for number, cell in enumerate(cells)
-    }
+
+        def check(name: VersionName, numbers: Iterable[int]) -> dict[int, Checked]:
+            if name == "base" and failure:
+                return dict.fromkeys(numbers, failure)
+            return _checked(theirs if name == "base" else mine, cells, numbers, mismatches)
+
+        # Nothing is timed: where there is a CPU for each, both at once.
+        checks = check_twice(check, len(cells), 2 if catalogue.device == "cpu" else 1)
+        for message in mine.warnings:
+            listener.warned(message)
     apart = base.environment != candidate.environment
-    run = request.begun(cells, checks, catalogue.environment, base_environment if apart else {})
-    return run, warnings
+    return request.begun(cells, checks, catalogue.environment, base_environment if apart else {})
+
+
+def _checked(
+    runner: LocalRunner,
+    cells: Sequence[Cell],
+    numbers: Iterable[int],
+    mismatches: Mapping[str, str | None],
+) -> dict[int, Checked]:
+    """What becomes of these cells in a version."""
+    absent = Checked(status="absent", reason="there is no such implementation")
+    found = dict.fromkeys(numbers, absent)
+    mine = {cells[n].key: n for n in found if any(cells[n].impl in names for names in runner.own)}
+    if mine:
+        asked = [cells[n] for n in mine.values()]
+        plan = make_plan(asked, runner.reasons(asked), mismatches=mismatches)
+        for record in (*plan.decided, *runner.run(plan.jobs)):
+            known = record.metrics
+            metrics: Any = {name: known[name] for name in _EXACT if name in known}
+            now = Checked(status=record.status, reason=record.reason, metrics=metrics)
+            found[mine[record.cell.key]] = now
+    return found
+
+
+def check_twice(
+    check: Callable[[VersionName, Sequence[int]], dict[int, Checked]], count: int, at_once: int
+) -> dict[int, dict[VersionName, Checked]]:
+    """What became of each of `count` cells in both versions, so many of which are checked at once.
+
+    What fails in one alone, in a way that may pass, is tried once more, in a fresh process: a
+    single timeout or lost process proves nothing against a version of the code.
+    """
+    found: dict[VersionName, dict[int, Checked]] = {"base": {}, "candidate": {}}
+    left = {name: [*range(count)] for name in found}
+
+    def fill(name: VersionName) -> None:
+        for number, now in (check(name, left[name]) if left[name] else {}).items():
+            then = found[name].get(number)
+            if then is not None and now.status == "ok":
+                words = f"failed once on the {name} ({then.status}: {then.reason})"
+                now = replace(now, reason=words)
+            found[name][number] = now
+
+    for _ in range(2):
+        do_all([partial(fill, name) for name in found], at_once)
+        apart = [n for n in range(count) if len({of[n].status for of in found.values()}) > 1]
+        left = {name: [n for n in apart if of[n].status in _MAY_PASS] for name, of in found.items()}
+    return {n: {name: of[n] for name, of in found.items()} for n in range(count)}
 
 
 def do_all(jobs: Sequence[Callable[[], Any]], at_once: int) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from typing import Any, TypeVar
 
 from attnbench.errors import UsageError, WorkerError
@@ -21,13 +22,8 @@ from attnbench.execution.process import (
     started,
 )
 from attnbench.gate.decide.data import Failure, Variant, Version, VersionName
-from attnbench.gate.protocol import (
-    CellFailed,
-    Prepared,
-    Preparing,
-    Refused,
-    RoundRequest,
-)
+from attnbench.gate.protocol import CellFailed, Preparation, Prepared, Refused, RoundRequest
+from attnbench.schema.record import Status
 
 _GRACE_S = 1.0
 
@@ -62,23 +58,25 @@ class RoundProcesses(AbstractContextManager["RoundProcesses"]):
         self._timeout_s = settings["base"].timeout_s
         self._lines: dict[Variant, Line] = {}
         self._processes: dict[Variant, Child | Forked] = {}
-        self._servers: dict[str | None, Server] = {}  # of each interpreter
-        self._server_of: dict[Variant, Server | None] = {}
-        try:
-            for each in settings.values() if CAN_FORK else ():  # they import torch side by side
-                if each.python not in self._servers:
-                    self._servers[each.python] = Server(each, self.module)
-            for variant, version, other in versions:
-                own, line = settings[version.name], Line()
-                self._lines[variant] = line
-                server = self._server_of[variant] = self._servers.get(own.python)
-                self._processes[variant] = started(self.module, own, line, server)
-                line.send(config(files=version.files, root=version.root, other_root=other.root))
-        except BaseException as err:
-            self.end()
-            if isinstance(err, OSError):
+        self._servers: dict[Variant, Server | None] = {}
+        servers: dict[str | None, Server] = {}  # of each interpreter
+        with contextlib.ExitStack() as begun:
+            try:
+                for each in settings.values() if CAN_FORK else ():  # they import torch side by side
+                    if each.python not in servers:
+                        servers[each.python] = begun.enter_context(Server(each, self.module))
+                for variant, version, other in versions:
+                    own, line = settings[version.name], begun.enter_context(closing(Line()))
+                    server = servers.get(own.python)
+                    process = started(self.module, own, line, server)
+                    if isinstance(process, Child):
+                        begun.callback(process.kill)
+                    self._lines[variant], self._processes[variant] = line, process
+                    self._servers[variant] = server
+                    line.send(config(files=version.files, root=version.root, other_root=other.root))
+            except OSError as err:
                 raise WorkerError(f"the processes of a round cannot be started ({err})") from err
-            raise
+            self._held = begun.pop_all()
 
     def prepared(self, variant: Variant) -> Prepared:
         """What a process says once its cells are warm; it names each before it builds it.
@@ -90,7 +88,7 @@ class RoundProcesses(AbstractContextManager["RoundProcesses"]):
         answer: Any = None
         while not isinstance(answer, Prepared):
             cell = None if answer is None else answer.cell
-            answer = self._receive(variant, Preparing | Prepared | Refused, cell)
+            answer = self._receive(variant, Preparation, cell)
             if isinstance(answer, Refused):
                 raise UsageError(answer.reason)
         return answer
@@ -116,7 +114,7 @@ class RoundProcesses(AbstractContextManager["RoundProcesses"]):
         self, variant: Variant, kinds: Any, cell: int | None, within_s: float = math.inf
     ) -> Any:
         patience_s = min(within_s, self._timeout_s)
-        code, reason = "crashed", GARBLED
+        code: Status = "crashed"
         try:
             answer = self._lines[variant].receive(kinds, patience_s)
             if answer is not None:
@@ -126,28 +124,17 @@ class RoundProcesses(AbstractContextManager["RoundProcesses"]):
             flag = " (--timeout)" if patience_s == self._timeout_s else ""
             code, reason = "timeout", f"no answer for {patience_s:.3g} s{flag}"
         except GarbledError:
-            pass
-        failure = Failure(variant=variant, code=code, reason=reason)  # type: ignore[arg-type]
-        raise ProcessError(failure, cell)
+            reason = GARBLED
+        raise ProcessError(Failure(variant=variant, code=code, reason=reason), cell)
 
     def _death(self, variant: Variant) -> str:
         """How a process ended, and its last words or its server's."""
-        line, server = self._lines[variant], self._server_of[variant]
+        line, server = self._lines[variant], self._servers[variant]
         words = line.last_words() or (server.line.last_words() if server else "")
         line.close()
         returncode = self._processes[variant].ended(_GRACE_S)
         how = "it ended" if returncode is None else ending(returncode)
         return f"{how}: {words}" if words else how
 
-    def end(self) -> None:
-        """End every process of the round, and with it what it started."""
-        for line in self._lines.values():
-            line.close()
-        for server in self._servers.values():
-            server.__exit__()
-        for process in self._processes.values():
-            if isinstance(process, Child):
-                process.kill()
-
     def __exit__(self, *_: object) -> None:
-        self.end()
+        self._held.close()

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 from attnbench.base.stats import median
@@ -57,17 +56,15 @@ _LIMITS = {
     "withheld": (0.10, "the CPU quota withheld {:.0%}"),
 }
 _TICK_S = 0.01
-_FROM_SETTINGS = ("device", "threads", "seed")
 
 
 @dataclass(kw_only=True)
 class Bench:
     """All that rounds share. `injected` slows the candidate in some cells: for validation alone.
 
-    `settings` are those of each version; `references` is the folder of the float64 results;
-    `each_us` remembers how long a call takes, and with all that goes with it, so that every round
-    plans the same batches; `digests` what the files of each version held when first loaded;
-    `processes` makes those of a round.
+    `settings` are those of each version; `each_us` remembers how long a call takes, and with all
+    that goes with it, so that every round plans the same batches; `digests` what the files of each
+    version held when first loaded; `processes` makes those of a round.
     """
 
     base: Version
@@ -75,18 +72,12 @@ class Bench:
     cells: tuple[GateCell, ...]
     rules: Rules
     settings: Mapping[VersionName, Settings]
-    references: Path
     cpus: tuple[int, ...] | None
     rng: random.Random
     injected: Mapping[int, float] = field(default_factory=dict)
     each_us: dict[int, tuple[float, float]] = field(default_factory=dict)
     digests: dict[VersionName, dict[str, str]] = field(default_factory=dict)
     processes: Callable[..., RoundProcesses] = RoundProcesses
-
-    @property
-    def device(self) -> str:
-        """Where all versions run."""
-        return self.settings["base"].device
 
 
 class RoundError(Exception):
@@ -111,13 +102,11 @@ def measure_round(bench: Bench, plan: RoundPlan, number: int) -> Round:
     ]
     bench.rng.shuffle(versions)  # who is forked first has other memory
 
+    settings = bench.settings["base"]
     config = partial(
-        protocol.VariantConfig,
-        cells={cell: bench.cells[cell] for cell in cells},
-        references=str(bench.references),
-        cpu=cpu,
-        **{name: getattr(bench.settings["base"], name) for name in _FROM_SETTINGS},
-    )
+        protocol.VariantConfig, cells={cell: bench.cells[cell] for cell in cells},
+        device=settings.device, threads=settings.threads, seed=settings.seed, cpu=cpu,
+    )  # fmt: skip
     samples, cpu_times, grown = {}, {}, {}
     facts, reason = RoundFacts(), None
     with bench.processes(versions, config, bench.settings) as processes:
@@ -173,8 +162,7 @@ def _prepare(
                 )
         for cell, failed in prepared.failures.items():
             if cell not in failures or variant != "candidate":
-                found = Failure(variant=variant, code=failed.code, reason=failed.reason)
-                failures[cell] = found
+                failures[cell] = Failure(variant=variant, code=failed.code, reason=failed.reason)
     return failures
 
 
@@ -197,7 +185,7 @@ def _visit(
     if cell in bench.injected:
         slowdown["candidate"] = bench.injected[cell]
     if cell not in bench.each_us:
-        bench.each_us[cell] = _estimate_us(processes, cell, bench.device)
+        bench.each_us[cell] = _estimate_us(processes, cell, bench.settings["base"].device)
     each_us, wall_us = bench.each_us[cell]
     calls, visits = _amounts(each_us, wall_us)
     patience_s = PATIENCE_S + PATIENCE_FACTOR * each_us * 1e-6 * (1 + calls * BATCHES)
@@ -257,19 +245,17 @@ def _estimate_us(processes: RoundProcesses, cell: int, device: str) -> tuple[flo
     And with all that goes with it: on a GPU a flush and its launch may last ten times as long.
     """
 
-    def fastest_us(calls: int, batches: int) -> tuple[float, float]:
-        request, begin = protocol.TakeSample(cell, calls, batches), time.perf_counter()
+    def fastest_us(calls: int) -> tuple[float, float]:
+        request, begin = protocol.TakeSample(cell, calls, 2), time.perf_counter()
         taken = processes.ask("base", request, protocol.SampleTaken)
-        wall_us = (time.perf_counter() - begin) * 1e6 / (batches * calls)
+        wall_us = (time.perf_counter() - begin) * 1e6 / (2 * calls)
         # Of two batches the longer: a clock that stood still would ask for millions of calls.
         both = zip(taken.ns, taken.cpu_ns or taken.ns, strict=True)
         each_us = max(0.01, *(min(pair) / 1000 for pair in both))
         return each_us, max(each_us, wall_us) if device == "cuda" else each_us
 
-    once_us, wall_us = fastest_us(1, 2)
-    if once_us >= BATCH_US:
-        return once_us, wall_us
-    return fastest_us(math.ceil(BATCH_US / once_us), 2)
+    once_us, wall_us = fastest_us(1)
+    return (once_us, wall_us) if once_us >= BATCH_US else fastest_us(math.ceil(BATCH_US / once_us))
 
 
 def _amounts(each_us: float, wall_us: float) -> tuple[int, int]:
@@ -290,19 +276,13 @@ def _verify(processes: RoundProcesses, cell: int, samples: Mapping[Variant, Samp
     base, candidate = ratio("base"), ratio("candidate")
     # What either process of the base does as well is the machine's doing, or the case's.
     if candidate > REMEMBERED >= base and ratio("null") <= REMEMBERED:
-        reason = (
-            f"it returns a cached result: a call takes {candidate:.0f} times as long once its"
-            " inputs have changed"
-        )
-        failure = Failure(variant="candidate", code="incorrect", reason=reason)
-        raise ProcessError(failure, cell)
+        longer = f"a call takes {candidate:.0f} times as long once its inputs have changed"
+        reason = f"it returns a cached result: {longer}"
+        raise ProcessError(Failure(variant="candidate", code="incorrect", reason=reason), cell)
 
 
-_Counters = Mapping[str, float | None]  # seconds so far; None where that is not known
-
-
-def _read_counters(processes: RoundProcesses) -> tuple[_Counters, str | None]:
-    """Counters of the system and of the processes; and why a GPU's sensors discard the round.
+def _read_counters(processes: RoundProcesses) -> tuple[dict[str, float], str | None]:
+    """Seconds so far by the system's counters, where known; why a GPU's sensors discard the round.
 
     Never its times: `wall` and `own`, the processor time that the round itself has used, are what
     the others are held against.
@@ -310,7 +290,7 @@ def _read_counters(processes: RoundProcesses) -> tuple[_Counters, str | None]:
     answers = [
         processes.ask(of, protocol.ReadCounters(), protocol.CountersRead) for of in PROCESSES
     ]
-    found: dict[str, float | None] = {
+    found = {
         "wall": time.perf_counter(),
         "own": sum(answer.cpu_ns for answer in answers) / 1e9 + time.process_time(),
     }
@@ -319,19 +299,16 @@ def _read_counters(processes: RoundProcesses) -> tuple[_Counters, str | None]:
         ("busy", host.busy_ticks(), _TICK_S),
         ("withheld", host.throttled_us(), 1e-6),
     ):
-        found[name] = None if count is None else count * unit_s
+        if count is not None:
+            found[name] = count * unit_s
     return found, next((answer.discarded for answer in answers if answer.discarded), None)
 
 
-def taken_by_others(before: _Counters, after: _Counters) -> RoundFacts:
+def taken_by_others(before: Mapping[str, float], after: Mapping[str, float]) -> RoundFacts:
     """Which shares of the wall time others took between two readings, where that is known."""
-    spent = {
-        name: now - then
-        for name, then in before.items()
-        if then is not None and (now := after[name]) is not None
-    }
+    spent = {name: after[name] - then for name, then in before.items() if name in after}
     if "busy" in spent:
-        spent["foreign"] = spent.pop("busy") - spent["own"]
+        spent["foreign"] = spent["busy"] - spent["own"]
     wall_s = max(spent["wall"], 1e-9)
     shares = {name: round(max(0.0, spent[name]) / wall_s, 4) for name in _LIMITS if name in spent}
     return cast(RoundFacts, shares)

@@ -79,12 +79,9 @@ class Comparison:
         if threads is None and settings.device == "cpu":
             threads = 1
         candidate = Version(
-            name="candidate",
-            root=str(self.root),
+            name="candidate", root=str(self.root), commit=self.head, dirty=bool(self.changes),
             files=tuple(str(self.root / file) for file in files),
-            commit=self.head,
-            dirty=bool(self.changes),
-        )
+        )  # fmt: skip
         base = replace(candidate, name="base")
         if self.base is not None:
             own = tuple(str(tree / file) for file in files if file not in missing)
@@ -92,13 +89,11 @@ class Comparison:
             base = Version(name="base", root=str(tree), files=own, ref=ref, commit=commit)
         before, after = self.environments or (None, None)
         return GateRequest(
-            base=replace(base, environment=before),
-            candidate=replace(candidate, environment=after),
+            base=replace(base, environment=before), candidate=replace(candidate, environment=after),
             sweeps=tuple(replace(axes, threads=(threads or 1,)) for axes in self.watched.sweeps),
-            rules=self.watched.rules(settings.device),
+            rules=self.watched.rules(settings.device), options=options,
             settings=replace(settings, threads=threads),
-            options=options,
-        )
+        )  # fmt: skip
 
 
 def comparison(
@@ -204,9 +199,7 @@ def _sweeps(table: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[Axes, .
     rows, usual = table.get("sweeps") or [{}], table.get("workload", _DEFAULT.workload)
     shared = {name: table[name] for name in _AXES if name in table and name != "workload"}
     sweeps = [replace(_DEFAULT, workload=row.get("workload", usual)) for row in rows]
-    sweeps = [
-        replace(axes, **row) for axes, row in zip(overridden(sweeps, shared), rows, strict=True)
-    ]
+    sweeps = [replace(a, **row) for a, row in zip(overridden(sweeps, shared), rows, strict=True)]
     return overridden(sweeps, flags)
 
 
@@ -239,8 +232,6 @@ def _file(text: str, root: Path, folders: Iterable[Path], named: str = "--impl")
         raise UsageError(f"no file {text} in the working tree {root} ({named})")
     path = found.resolve()
     if not path.is_relative_to(root):
-        raise UsageError(
-            f"{path} lies outside the repository {root} ({named}), so that no base has it; name a"
-            " file in it"
-        )
+        why = f"({named}), so that no base has it; name a file in it"
+        raise UsageError(f"{path} lies outside the repository {root} {why}")
     return path.relative_to(root).as_posix()

@@ -25,9 +25,10 @@ from attnbench.base.jsontext import decode, encode
 from attnbench.errors import UsageError
 from attnbench.gate import protocol
 from attnbench.gate.decide.data import Benchmark
-from attnbench.gate.server.sampling import Call, Sampler, warm_up
+from attnbench.gate.server.sampling import Sampler, warm_up
 from attnbench.gate.server.variant import digests_of_loaded
 from attnbench.machine.state import pin
+from attnbench.measure.clock import Call
 
 
 def main(read: int, write: int) -> None:
@@ -46,7 +47,7 @@ def main(read: int, write: int) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)  # the base may not have it
     os.chdir(folder)
     sys.path[:0] = [path for path in (folder, f"{folder}/src") if os.path.isdir(path)]
-    scratch = Path(config.references, str(os.getpid()))
+    scratch = Path(suite.scratch, str(os.getpid()))
     ours = [
         f"--basetemp={scratch}-tmp",
         f"--override-ini=cache_dir={scratch}-cache",
@@ -62,10 +63,7 @@ class _Serving:
     """A plugin of pytest that runs a test when it is asked to, and answers for it."""
 
     def __init__(
-        self,
-        config: protocol.VariantConfig[Benchmark],
-        requests: BinaryIO,
-        answers: BinaryIO,
+        self, config: protocol.VariantConfig[Benchmark], requests: BinaryIO, answers: BinaryIO
     ) -> None:
         self._config, self._requests, self._answers = config, requests, answers
         self._waiting: protocol.RoundRequest | None = None  # read, and for someone else

@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable
 from functools import partial
 from itertools import cycle, repeat
-from typing import Any
 
 import psutil
 import torch
-from msgspec import structs
 
+from attnbench.base.sample import Batch
 from attnbench.base.stats import median
 from attnbench.gate.protocol import SampleTaken, TakeSample
-from attnbench.measure.clock import Clock, clock_for, now_ns
+from attnbench.measure.clock import Call, Clock, clock_for, cpu_ns, now_ns
 from attnbench.measure.watch import collector_off
 
 _WARM_CALLS, _WARM_S = 3, 0.02
 _RENEWED_NS = 20_000_000  # for a batch of calls that are renewed, with what renews them
+# A GPU's sleep is calibrated by batches of so many, of about a tenth of a millisecond.
+_TRIALS, _SLEEPS, _SLEEP_CYCLES = 5, 100, 200_000
 
 
 def warm_up(call: Call, device: str) -> None:
     """Call it until it is warm: at least once."""
-    begin, calls = time.perf_counter(), 0
-    while calls < _WARM_CALLS and (calls == 0 or time.perf_counter() - begin < _WARM_S):
+    begin = time.perf_counter()
+    for _ in range(_WARM_CALLS):
         call()
         if device == "cuda":
             torch.cuda.synchronize()  # nothing of it may run while another is timed
-        calls += 1
+        if time.perf_counter() - begin >= _WARM_S:
+            break
 
 
 class Sampler:
@@ -51,95 +52,54 @@ class Sampler:
         with collector_off():
             if request.untimed:
                 call()
-            batches = [
-                self._batch_ns(request, call, request.calls)
-                if renew is None
-                else self._renewed_ns(request, renew)
-                for _ in range(request.batches)
-            ]
+            batches = [self._batch_ns(request, call, renew) for _ in range(request.batches)]
         ns, cpu = (tuple(map(round, each)) for each in zip(*batches, strict=True))
         held_bytes = psutil.Process().memory_info().rss + torch.cuda.memory_allocated()
         return SampleTaken(ns, held_bytes, cpu if self._counted else ())
 
-    def _renewed_ns(self, request: TakeSample, renew: Callable[[], Call]) -> tuple[float, float]:
-        """As `_batch_ns`; fewer calls than asked for where what renews them takes long."""
-        plain = structs.replace(request, slowdown=None)
-        until, each = now_ns() + _RENEWED_NS, [self._batch_ns(plain, renew(), 1)]
-        while len(each) < request.calls and until - _RENEWED_NS <= now_ns() < until:
-            each.append(self._batch_ns(plain, renew(), 1))
-        calls = len(each)
-        if request.slowdown:  # once, as in any batch
-            share_ns = request.slowdown * sum(map(min, each))
-            each.append(self._batch_ns(plain, partial(turn_idly, share_ns), 1))
-        time_ns, used_ns = map(sum, zip(*each, strict=True))
-        return time_ns / calls, used_ns / calls
+    def _batch_ns(
+        self, request: TakeSample, call: Call, renew: Callable[[], Call] | None
+    ) -> tuple[float, float]:
+        """Nanoseconds a call of a batch, and their CPU time: the same where that is not known.
 
-    def _batch_ns(self, request: TakeSample, call: Call, calls: int) -> tuple[float, float]:
-        """Nanoseconds a call of a batch, and their CPU time.
-
-        That is read around the clock, so that what strikes between two readings makes it no
-        shorter; a batch that waited by itself has its time instead.
+        Fewer calls than asked for where what renews them takes long. On a CPU a slowed batch is
+        followed by idle turning for a share of what its calls have just taken: the ratio is exact
+        whatever the noise. That is of their CPU time, where it is known, since other work may have
+        taken any part of the rest.
         """
-        batch_us = self._timed(request, call, calls)
-        before, begin = waits(), cpu_ns()
-        time_us = batch_us()
-        used_ns, waited = cpu_ns() - begin, waits() > before
-        return 1000 * time_us, 1000 * time_us if waited else used_ns / calls
-
-    def _timed(self, request: TakeSample, call: Call, calls: int) -> Callable[[], float]:
-        """What takes a batch and returns its time, in µs a call."""
-        share = request.slowdown
-        if not share:
-            return lambda: self.clock.batch(call, calls).time_us
-        if self._device == "cpu":
-            return lambda: slowed_batch_us(call, calls, share, self.clock)
-        key = request.cell, calls, share
-        if key not in self._slowed:  # made once, since that takes measuring
-            self._slowed[key] = slowed_by_sleep(call, calls, share, self.clock)
-        return self._slowed[key]
-
-
-Call = Callable[[], Any]
-# Bound here, as `now_ns` is: before any implementation is loaded. Of all threads of the process.
-cpu_ns = time.process_time_ns
-_THIS_THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # which Linux alone has
-# A GPU's sleep is calibrated by batches of so many, of about a tenth of a millisecond.
-_TRIALS, _SLEEPS, _SLEEP_CYCLES = 5, 100, 200_000
+        calls, share = request.calls, request.slowdown
+        if share and self._device == "cuda":
+            key = request.cell, calls, share
+            if key not in self._slowed:  # made once, since that takes measuring
+                self._slowed[key] = slowed_by_sleep(call, calls, share, self.clock)
+            return (1000 * self._slowed[key](),) * 2
+        if renew is None:
+            each = [self.clock.batch(call, calls)]
+        else:
+            begin, each = now_ns(), [self.clock.batch(renew(), 1)]
+            while len(each) < calls and begin <= now_ns() < begin + _RENEWED_NS:
+                each.append(self.clock.batch(renew(), 1))
+            calls = len(each)
+        sums_us = [sum(us) * calls / len(each) for us in zip(*map(_times_us, each), strict=True)]
+        if share:
+            read_ns = now_ns if any(batch.cpu_us is None for batch in each) else cpu_ns
+            turn = partial(turn_idly, 1000 * share * min(sums_us), read_ns)
+            each.append(self.clock.batch(turn, 1))
+            sums_us = [us + more for us, more in zip(sums_us, _times_us(each[-1]), strict=True)]
+        if sums_us[0] <= 0 or (share and each[-1].time_us <= 0):
+            return 0.0, 0.0  # a clock stood still or stepped back, which asks for another sample
+        time_ns, used_ns = (1000 * us / calls for us in sums_us)
+        return time_ns, used_ns
 
 
-def waits() -> int:
-    """How often this thread has given its CPU up by itself: to sleep, or to wait for another."""
-    return resource.getrusage(_THIS_THREAD).ru_nvcsw
+def _times_us(batch: Batch) -> tuple[float, float]:
+    return batch.time_us, batch.time_us if batch.cpu_us is None else batch.cpu_us
 
 
-def slowed_batch_us(call: Call, calls: int, share: float, clock: Clock) -> float:
-    """On a CPU: microseconds a call takes, on the mean of a batch that is slowed by `share`.
-
-    That is `calls` calls, then idle turning for that share of what they have just taken, timed as
-    one: of their CPU time, unless several threads computed or one waited, since other work may have
-    taken any part of the rest. The ratio is exact whatever the noise, and the wrapper costs once a
-    batch: around each call it made 0.5 % of a call of 240 µs.
-    """
-
-    def batch() -> None:
-        before, clocks = waits(), (now_ns, cpu_ns)
-        begins = [read_ns() for read_ns in clocks]
-        for _ in repeat(None, calls):
-            call()
-        alone = torch.get_num_threads() == 1 and waits() == before
-        read_ns, begin = clocks[alone], begins[alone]
-        end = read_ns()
-        until = end + int((end - begin) * share)
-        while end <= read_ns() < until:  # one that steps back ends it
-            pass
-
-    return clock.batch(batch, 1).time_us / calls
-
-
-def turn_idly(ns: float) -> None:
-    """Keep the processor busy for so much of its time."""
-    begin = cpu_ns()
-    while begin <= cpu_ns() < begin + ns:  # one that steps back ends it
+def turn_idly(ns: float, read_ns: Callable[[], int]) -> None:
+    """Keep the processor busy for so long, by this clock."""
+    begin = read_ns()
+    while begin <= read_ns() < begin + ns:  # one that steps back ends it
         pass
 
 

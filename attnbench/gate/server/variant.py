@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 
-from attnbench.api import Implementation, implementation
+from attnbench.api import implementation
 from attnbench.api.loader import is_installed, load_side, refuse_other_version
 from attnbench.base.files import digest
 from attnbench.base.jsontext import decode, encode
 from attnbench.errors import UsageError
 from attnbench.gate import protocol
-from attnbench.gate.server.sampling import Call, Sampler, warm_up
+from attnbench.gate.server.sampling import Sampler, warm_up
 from attnbench.machine.facts import limit_memory
 from attnbench.machine.state import adopt, beyond_repair, pin, remember, restore_clocks, settle
+from attnbench.measure.clock import Call
 from attnbench.measure.sensor import GpuSensor, must_discard
 from attnbench.schema.record import Cell
-from attnbench.worker.inputs import Draw, Tensors, checksum
-from attnbench.worker.reference import Reference, Size, judge
+from attnbench.worker.inputs import Draw, Tensors
+from attnbench.worker.reference import Reference, judge
 from attnbench.worker.trial import IncorrectError, classify, device_is_lost, restore_settings
 from attnbench.worker.workloads import WORKLOADS, Bound
 
@@ -63,6 +63,7 @@ class VariantProcess:
     ) -> None:
         self._config, self._requests, self._answers = config, requests, answers
         self._warm: dict[int, _Warm] = {}
+        self._last: tuple[Any, ...] = ()  # case, seed, and their reference
 
     def serve(self) -> None:
         """Prepare every cell, say so, and take samples."""
@@ -76,11 +77,8 @@ class VariantProcess:
             self._sensor = GpuSensor.open() if config.device == "cuda" else None
             failures = self._prepare_all()
             # Some import no earlier than when they build, or are first called.
-            refuse_other_version(
-                ", ".join(config.files),
-                Path(config.root).resolve(),
-                Path(config.other_root).resolve(),
-            )
+            roots = (Path(root).resolve() for root in (config.root, config.other_root))
+            refuse_other_version(", ".join(config.files), *roots)
         except UsageError as err:
             self._answer(protocol.Refused(str(err)))
             return
@@ -122,7 +120,7 @@ class VariantProcess:
         tensors = workload.tensors(cell.case)
         workload.fill(cell.case, tensors, Draw(seed=self._config.seed))
         impl = implementation(cell.impl)
-        reference = self._reference(cell, impl, tensors, self._config.seed)
+        reference = self._reference(cell, tensors, self._config.seed)
         with torch.set_grad_enabled(cell.case.needs_grad):
             bound = workload.bind(cell.case, impl, tensors)
         with torch.set_grad_enabled(bound.grad):
@@ -133,31 +131,15 @@ class VariantProcess:
         restore_settings()
         self._warm[number] = _Warm(cell=cell, bound=bound, tensors=tensors)
 
-    def _reference(
-        self, cell: Cell, impl: Implementation, tensors: Tensors, seed: int
-    ) -> Reference:
-        """The float64 reference, computed by whichever process needs it first, then read.
-
-        What has a definition of its own has a reference of its own in each version of the code.
-        """
-        workload = WORKLOADS.get(cell.case.workload)
+    def _reference(self, cell: Cell, tensors: Tensors, seed: int) -> Reference:
+        """The float64 reference; of plain attention one for all cells in a row of the same case."""
+        impl, workload = implementation(cell.impl), WORKLOADS.get(cell.case.workload)
         if impl.definition is not None:
             return workload.truth(cell.case, tensors, impl)
-        # Other releases of torch might draw other numbers.
-        drawn = checksum(tensors.values())
-        file = Path(self._config.references) / f"{cell.case.case_id}-{seed}-{drawn:08x}.pt"
-        with file.with_suffix(".lock").open("w") as lock:
-            with contextlib.suppress(OSError):  # a file system without such locks
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            if not file.exists():
-                truth = workload.truth(cell.case, tensors)
-                allowed = {name: (size.max, size.rms) for name, size in truth.allowed.items()}
-                own = file.with_suffix(f".{os.getpid()}")
-                torch.save({"values": truth.values, "allowed": allowed}, own)
-                own.replace(file)
-        kept = torch.load(file, map_location=cell.case.device, weights_only=True)
-        sizes = {name: Size(max=high, rms=rms) for name, (high, rms) in kept["allowed"].items()}
-        return Reference(values=kept["values"], allowed=sizes)
+        if self._last[:2] != (cell.case, seed):
+            self._last = cell.case, seed, workload.truth(cell.case, tensors)
+        reference: Reference = self._last[2]
+        return reference
 
     def _served(self, request: protocol.RoundRequest) -> protocol.RoundAnswer:
         if isinstance(request, protocol.ReadCounters):
@@ -165,8 +147,7 @@ class VariantProcess:
             return protocol.CountersRead(time.process_time_ns(), must_discard(reading))
         if isinstance(request, protocol.VerifyCell):
             return self._verified(request)
-        if isinstance(request, protocol.EnterCell):
-            return protocol.CellEntered()
+        assert isinstance(request, protocol.TakeSample), "cells are no tests, which are entered"
         bound = self._warm[request.cell].bound
         with torch.set_grad_enabled(bound.grad):
             return self._sampler.take(request, bound.call)
@@ -181,16 +162,14 @@ class VariantProcess:
         """
         warm, seed = self._warm[request.cell], self._config.seed + 1
         self._overwrite(warm, seed)
-        impl = implementation(warm.cell.impl)
-        reference = self._reference(warm.cell, impl, warm.tensors, seed)
+        reference = self._reference(warm.cell, warm.tensors, seed)
         with torch.set_grad_enabled(warm.bound.grad):
             changed_us = self._first_us(warm.bound.call)
             _judge(warm.cell, warm.bound, reference, " (after the timing, once its inputs changed)")
             for more in range(1, _VERIFY_DRAWS):
-                if changed_us <= request.remembered * request.fastest_us:
-                    break
-                self._overwrite(warm, seed + more)
-                changed_us = min(changed_us, self._first_us(warm.bound.call))
+                if changed_us > request.remembered * request.fastest_us:
+                    self._overwrite(warm, seed + more)
+                    changed_us = min(changed_us, self._first_us(warm.bound.call))
         return protocol.CellVerified(changed_us / request.fastest_us)
 
     def _first_us(self, call: Call) -> float:
