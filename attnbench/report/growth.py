@@ -58,13 +58,6 @@ def axis_name(axis: str, workload: str) -> str:
     return "model width E" if axis == "d" and workload != "attention" else AXIS_NAMES[axis]
 
 
-def apart(texts: Sequence[str]) -> tuple[str, list[str]]:
-    """What all texts have in common, word by word, and what is left of each."""
-    plain = [text.replace(",", " ") for text in texts]
-    common = units.common_words(plain)
-    return " ".join(common), [" ".join(w for w in t.split() if w not in common) for t in plain]
-
-
 def by_name(impl: str) -> tuple[bool, str]:
     """A key for sorting implementations: the baseline first."""
     return impl != BASELINE, impl

@@ -170,7 +170,7 @@ def _panel(series: Series, line: Line, look: Look) -> Figure:
     ax = figure.add_axes((0.13, 0.17, 0.85, 0.72))
     scale, unit = (1.0, "×")
     if line.kind == "cell":
-        scale, unit = units.time_unit(float(np.median(line.values)))
+        scale, unit = units.unit(float(np.median(line.values)), units.TIMES)
     y = np.asarray(line.values) / scale
     ends = [0, *(line.at.index(found.at) for found in line.found), len(y)]
     parts = list(pairwise(ends))

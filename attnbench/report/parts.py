@@ -54,9 +54,7 @@ class Section:
 
 def shortened(names: Sequence[str]) -> tuple[str, list[str]]:
     """The words that all names have, and each name without them; one name stays as it is."""
-    shared = units.common_words(names) if len(names) > 1 else []
-    own = [" ".join(word for word in name.split() if word not in shared) for name in names]
-    return " ".join(shared), own
+    return units.apart(names) if len(names) > 1 else ("", list(names))
 
 
 def terminal(sections: Sequence[Section]) -> str:

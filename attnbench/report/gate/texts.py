@@ -98,17 +98,13 @@ def case_words(cell: GateCell) -> str:
 
 def labels(cells: Sequence[GateCell]) -> tuple[str, list[str]]:
     """What the cases of all cells have in common, and what tells each cell: `sdpa n=512`."""
-    words = [case_words(cell) for cell in cells]
-    common = [word for word in units.common_words(words) if not word.startswith("n=")]
-    own = [
-        " ".join([cell.impl, *(word for word in text.split() if word not in common)])
-        for cell, text in zip(cells, words, strict=True)
-    ]
+    common, rest = units.apart([case_words(cell) for cell in cells], keep="n=")
+    own = [f"{cell.impl} {text}".rstrip() for cell, text in zip(cells, rest, strict=True)]
     named = [
         f"{text} ({cell.case.case_id})" if isinstance(cell, Cell) and own.count(text) > 1 else text
         for cell, text in zip(cells, own, strict=True)
     ]
-    return " ".join(common), [flat(text) for text in named]
+    return common, [flat(text) for text in named]
 
 
 @dataclass(frozen=True, kw_only=True)
