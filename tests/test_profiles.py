@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from rich.console import Console
 
 from attnbench.analysis.profiles import difference, matched
 from attnbench.errors import StoreError, UsageError
@@ -147,14 +146,11 @@ def test_profiles_of_different_cases_are_not_compared():
         difference(profile(*NAIVE), other)
 
 
-def terminal(found, width=80):
-    return page.terminal(found, Console(width=width, no_color=True, force_terminal=False))
-
-
-def test_the_terminal_keeps_to_eighty_columns_with_the_longest_names():
+def test_the_terminal_keeps_to_eighty_columns_with_the_longest_names(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     kernels = [op(f"void at::native::{'long_name_' * 8}{n}<float>(int)", 90.0) for n in range(30)]
     found = difference(profile(*NAIVE, label="naive"), profile(*kernels, *NAIVE, label="mine"))
-    lines = terminal(found).splitlines()
+    lines = page.terminal(found).splitlines()
     assert max(map(len, lines)) <= 80
     header = next(n for n, line in enumerate(lines) if line.startswith("op "))
     assert 10 < len(lines) - header < 30

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from attnbench.analysis.axes import label, label_axes, slices, varying
-from attnbench.analysis.doubts import WIDE, doubt_sentence, suspect_sentence
+from attnbench.analysis.notes import WIDE, doubt_sentence, suspect_sentence
 from attnbench.analysis.pairs import decided
 from attnbench.analysis.table import BASELINE, WORST_FIRST, time_ratio
 from attnbench.base import units

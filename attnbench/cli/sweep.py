@@ -201,7 +201,6 @@ def _written(value: Any) -> Any:
 
 def _print_summary(run: Run) -> None:
     """The rows best first, what failed, where the time went, and the next command."""
-    from attnbench.analysis.doubts import doubt_sentence, suspect_sentence
     from attnbench.analysis.highlights import (
         SUMMARY,
         measured_on,
@@ -209,6 +208,7 @@ def _print_summary(run: Run) -> None:
         summary_columns,
         summary_rows,
     )
+    from attnbench.analysis.notes import doubt_sentence, suspect_sentence
     from attnbench.analysis.table import compared, failures, spent
     from attnbench.base.units import seconds
     from attnbench.report.tables import table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -163,6 +163,22 @@ def panels(count: int, height: float, title: str, subject: str) -> tuple[Figure,
     for ax in axes[count:]:
         ax.remove()
     return figure, axes[:count]
+
+
+def name_rows(
+    ax: Axes, rows: Sequence[tuple[str, str]], colours: Sequence[str], bold: Sequence[int]
+) -> None:
+    """Name rows 0, 1 … from top to bottom: left what they are, right their figures."""
+    right = ax.secondary_yaxis("right")
+    right.spines["right"].set_visible(False)
+    for axis, shown in zip((ax, right), zip(*rows, strict=True), strict=True):
+        # A dollar would begin a formula.
+        axis.set_yticks(range(len(rows)), [text.replace("$", r"\$") for text in shown])
+        axis.tick_params(axis="y", length=0)
+        for row, text in enumerate(axis.get_yticklabels()):
+            text.set_color(colours[row % len(colours)])
+            text.set_fontweight("bold" if row in bold else "normal")
+    ax.grid(visible=False, axis="y")
 
 
 def short(name: str) -> str:

@@ -26,7 +26,7 @@ from attnbench.execution.store import load_run
 from attnbench.report import exponents, figures, growth, lines, models, roofline, tradeoff
 from attnbench.report.content import FAILURE, LIMIT, Content
 from attnbench.report.figures import Plot
-from attnbench.report.tables import value_text
+from attnbench.report.tables import value_text, value_texts
 
 PAGE = "report.html"
 MARKDOWN = "report.md"
@@ -98,9 +98,7 @@ def render_html(content: Content, plots: list[Plot], grown: list[Plot]) -> str:
         "failures": content.failures(),
         "suspects": content.suspects(),
         "spent": content.spent(),
-        "environment": {
-            k: value_text(k, v) for k, v in content.environment.items() if k != "ceilings"
-        },
+        "environment": value_texts(content.environment),
         "options": {
             k: value_text("", v) for k, v in (content.run.info.get("options") or {}).items()
         },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -30,14 +30,12 @@ def grid(
     right: Collection[str] = (),
     whole: Collection[str] = (),
     spare: Sequence[str] = (),
-    to: Console | None = None,
 ) -> RenderableType:
-    """A table that splits no word on `to`, standard output unless given.
+    """A table that splits no word on standard output.
 
     Columns named in `right` (numbers) and `whole` stay in one line; those in `spare` are left out
     one by one where the console is too narrow; where that is not enough, words are split.
     """
-    room = (to or console()).width
     texts = [[Text(units.glued(c)) if isinstance(c, str) else c for c in row] for row in rows]
     columns = dict(zip(header, zip(*texts, strict=True), strict=True)) if texts else {}
     full = {name: max(map(len, (name, *cells))) for name, cells in columns.items()}
@@ -47,7 +45,7 @@ def grid(
         else max(len(word) for c in (name, *cells) for word in str(c).split() or [""])
         for name, cells in columns.items()
     }
-    left_out, free = [], room - sum(least.values()) - _GAP * (len(least) - 1)
+    left_out, free = [], console().width - sum(least.values()) - _GAP * (len(least) - 1)
     for name in spare:
         if free < 0:
             left_out.append(name)
@@ -69,12 +67,12 @@ def grid(
     return found
 
 
-def shown(*parts: RenderableType, to: Console | None = None) -> str:
-    """What the parts look like on `to`, standard output unless given; with a line break at the end.
+def shown(*parts: RenderableType) -> str:
+    """What the parts look like on standard output; with a line break at the end.
 
     To be printed by click: where a pipe is closed, rich would end the process.
     """
-    terminal = to or console()
+    terminal = console()
     with terminal.capture() as capture:
         for part in parts:
             terminal.print(part, soft_wrap=isinstance(part, Text) and bool(part.no_wrap))
@@ -90,6 +88,11 @@ def table(
 ) -> str:
     """A table as text, ready to print; the arguments are those of `grid`."""
     return shown(grid(header, rows, right, spare=spare))
+
+
+def value_texts(known: Mapping[str, Any]) -> dict[str, str]:
+    """Write what run.json knows for people; ceilings have a table of their own."""
+    return {name: value_text(name, x) for name, x in known.items() if name != "ceilings"}
 
 
 def value_text(name: str, value: Any) -> str:

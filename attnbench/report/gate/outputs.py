@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from attnbench.base import units
@@ -21,7 +21,7 @@ from attnbench.gate.decide.stored import NAME, write_gate
 from attnbench.report import tables
 from attnbench.report.gate import texts
 from attnbench.report.parts import STYLES
-from attnbench.report.tables import value_text
+from attnbench.report.tables import value_text, value_texts
 
 SUMMARY = "GITHUB_STEP_SUMMARY"  # the variable that names the file
 MOST_BYTES = 900_000  # of a summary: beyond 1 MiB GitHub shows none of it
@@ -29,19 +29,17 @@ SUITE = "attnbench gate"
 XML, MARKDOWN, PAGE, PLOTS = "gate.xml", "gate.md", "gate.html", "plots"
 
 
-def terminal(
-    run: GateRun, outcome: Outcome, folder: Path | None = None, to: Console | None = None
-) -> str:
+def terminal(run: GateRun, outcome: Outcome, folder: Path | None = None) -> str:
     """The table, the reasons, the controls and the conclusion, ready to print.
 
-    `folder` is where the files are, if there are any; `to` is standard output unless given.
+    `folder` is where the files are, if there are any.
     """
     shown = texts.lines(run, outcome)
     rows: list[tuple[str | Text, ...]] = [
         (*line.columns[:-1], Text(line.columns[-1], style=STYLES[line.look.sign])) for line in shown
     ]
     head: list[RenderableType] = [
-        tables.grid(texts.HEADER, rows, right=texts.HEADER[1:4], whole=texts.HEADER[1:], to=to),
+        tables.grid(texts.HEADER, rows, right=texts.HEADER[1:4], whole=texts.HEADER[1:]),
         Text(texts.READING, style="dim"),
     ]
     reasons = (
@@ -58,7 +56,7 @@ def terminal(
     where += [Text(f"why:    {line}", no_wrap=True) for line in texts.profiles(run, outcome)]
     return tables.shown(
         *(head if rows else []), *reasons, *map(Text, facts),
-        Text(conclusion, style=f"bold {colour}"), *where, to=to,
+        Text(conclusion, style=f"bold {colour}"), *where,
     )  # fmt: skip
 
 
@@ -268,8 +266,4 @@ def _metric(name: str, value: Any) -> str:
 
 
 def _known_values(known: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        texts.flat(name): texts.flat(value_text(name, value))
-        for name, value in known.items()
-        if name != "ceilings"
-    }
+    return {texts.flat(k): texts.flat(text) for k, text in value_texts(known).items()}

@@ -87,12 +87,9 @@ def waterfall(found: Difference) -> Figure:
         ax.barh(y, time_us, height=0.66, color=TOTAL, zorder=2)
     labels = [one.brief(label, LONGEST + 10) for label, _ in ends]
     names = [labels[0], *(texts.brief(change.name, LONGEST) for change in changes), labels[1]]
-    words = [
-        units.time(ends[0][1]),
-        *(_words(change) for change in changes),
-        units.time(ends[1][1]),
-    ]
-    _rows(ax, names, words, bold=(0, len(names) - 1))
+    words = [units.time(ends[0][1]), *map(_words, changes), units.time(ends[1][1])]
+    ax.set_ylim(len(names) - 0.4, -0.6)
+    figures.name_rows(ax, list(zip(names, words, strict=True)), [INK], (0, len(names) - 1))
     high, span = max(edges), max(edges) - min(edges)
     cut = 0 < span < CUT * high  # changes of a few percent are not seen on an axis from 0
     low = min(edges) - span if cut else min(0.0, *edges)
@@ -106,19 +103,6 @@ def waterfall(found: Difference) -> Figure:
 def _words(of: Change) -> str:
     differs = of.what not in TOGETHER and of.a_count != of.b_count
     return texts.change(of.delta_us) + f"   {texts.calls(of)} calls" * differs
-
-
-def _rows(ax: Axes, names: Sequence[str], words: Sequence[str], bold: Sequence[int] = ()) -> None:
-    """Name the rows 0, 1 … from top to bottom: left what they are, right their figures."""
-    ax.set_ylim(len(names) - 0.4, -0.6)
-    right = ax.secondary_yaxis("right")
-    right.spines["right"].set_visible(False)
-    for axis, shown in ((ax, names), (right, words)):
-        axis.set_yticks(range(len(names)), [text.replace("$", r"\$") for text in shown])
-        axis.tick_params(axis="y", length=0)
-        for row, text in enumerate(axis.get_yticklabels()):
-            text.set_fontweight("bold" if row in bold else "normal")
-    ax.grid(visible=False, axis="y")
 
 
 def _time_axis(ax: Axes) -> None:
@@ -151,7 +135,8 @@ def top_ops(profiles: Sequence[Profile]) -> Figure:
             f"{units.time(time_us)}   {units.percent(time_us / profile.time.median_us)}"
             for time_us in times
         ]
-        _rows(ax, names, shares)
+        ax.set_ylim(len(names) - 0.4, -0.6)
+        figures.name_rows(ax, list(zip(names, shares, strict=True)), [INK], ())
         ax.set_title(f"{profile.label}, {units.time(profile.time.median_us)} a call", loc="left",
                      pad=5, color=INK)  # fmt: skip
         _time_axis(ax)

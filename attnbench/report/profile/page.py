@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from attnbench.analysis.profiles import Difference
@@ -15,7 +14,7 @@ from attnbench.base.units import bullets, escape, table
 from attnbench.errors import StoreError
 from attnbench.report import tables
 from attnbench.report.profile import one, texts
-from attnbench.report.tables import value_text
+from attnbench.report.tables import value_texts
 from attnbench.schema.profile import Profile
 
 PAGE, MARKDOWN, PLOTS = "profile.html", "profile.md", "plots"
@@ -24,7 +23,7 @@ RANGE = "attnbench-call"  # what a call is named in a trace
 MOST_OPS, MOST_OPS_BRIEF = 40, 10  # of one profile on the page, and in Markdown
 
 
-def terminal(found: Difference, to: Console | None = None) -> str:
+def terminal(found: Difference) -> str:
     """The difference of two profiles, ready to print: the verdict, then the table."""
     header, both = texts.header(found), (found.a, found.b)
     differs = [f"{name}: {a} → {b}" for name, a, b in texts.environment(found)]
@@ -34,23 +33,15 @@ def terminal(found: Difference, to: Console | None = None) -> str:
         for text in one.notes(of)
     ]
     rows = [(texts.brief(row[0], texts.BRIEF), *row[1:]) for row in texts.rows(found)]
-    grid = tables.grid(
-        header,
-        rows,
-        right=(*header[1:5], "bytes"),
-        whole=("op", "what"),
-        spare=("bytes", "what"),
-        to=to,
-    )
+    right, spare = (*header[1:5], "bytes"), ("bytes", "what")
     verdict, *facts = texts.summary(found)
     return tables.shown(
         Text(texts.head(found)),
         *(Text(text, style="yellow") for text in differs),
         Text(verdict, style="bold"),
-        grid,
+        tables.grid(header, rows, right, whole=("op", "what"), spare=spare),
         *map(Text, (*facts, *notes)),
         Text(texts.READING, style="dim"),
-        to=to,
     )
 
 
@@ -99,13 +90,12 @@ def _title(profiles: Sequence[Profile]) -> str:
 
 
 def _part(profile: Profile) -> dict[str, Any]:
-    known = {k: v for k, v in profile.environment.items() if k != "ceilings"}
     return {
         "label": profile.label,
         "facts": list(one.sentences(profile)),
         "ops": one.rows(profile, MOST_OPS),
         "commands": profile.commands,
-        "environment": {name: value_text(name, value) for name, value in known.items()},
+        "environment": value_texts(profile.environment),
     }
 
 
