@@ -83,42 +83,19 @@ def draw_growth(scaling: Scaling, folder: Path) -> list[Plot]:
 
 def render_html(content: Content, plots: list[Plot], grown: list[Plot]) -> str:
     """Return the page; `grown` are the figures of growth. Texts are escaped, images data: URIs."""
-    parts, left_out = content.parts()
-    values = {
-        "run_id": content.run.run_id,
-        "device_name": measured_on(content.run, content.cells)[0] or "an unknown device",
-        "facts": content.facts(),
-        "sentences": content.sentences(),
-        "plots": plot_groups(plots),
-        "growth": _growth_values(content, grown),
-        "tables": parts,
-        "headers": {"limits": LIMIT, "failures": FAILURE, "crossovers": ("pair", "crossing")},
-        "left_out": left_out,
-        "limits": content.limits(),
-        "failures": content.failures(),
-        "suspects": content.suspects(),
-        "spent": content.spent(),
-        "environment": value_texts(content.environment),
-        "options": {
-            k: value_text("", v) for k, v in (content.run.info.get("options") or {}).items()
-        },
-        "columns": [*summary_columns(content.cells).values()],
-        "all_columns": [column for _, column in COLUMNS.items()],
-    }
-    sections = [  # anchor and name; a value that is missing or empty leaves its section out
-        ("findings", "In short", True),
-        ("plots", "Plots", values["plots"]),
-        ("growth", "How cost grows", values["growth"]),
-        ("results", "Results", True),
-        ("limits", "Limits", values["limits"]),
-        ("failures", "Without a result", values["failures"]),
-        ("suspects", "Suspect", values["suspects"]),
-        ("time", "Wall time", values["spent"]),
-        ("environment", "Environment", True),
-        ("columns", "Columns", True),
-    ]
-    shown = [(anchor, name) for anchor, name, there in sections if there]
-    return template("page.html.jinja").render(sections=shown, **values)
+    return template("page.html.jinja").render(
+        content=content,
+        device_name=measured_on(content.run, content.cells)[0] or "an unknown device",
+        plots=plot_groups(plots),
+        grown=plot_groups(grown),
+        growth=growth,
+        headers={"limits": LIMIT, "failures": FAILURE, "crossovers": ("pair", "crossing")},
+        environment=value_texts(content.environment),
+        options=content.run.info.get("options") or {},
+        value_text=value_text,
+        columns=[*summary_columns(content.cells).values()],
+        all_columns=[column for _, column in COLUMNS.items()],
+    )
 
 
 def template(name: str) -> Template:
@@ -128,23 +105,6 @@ def template(name: str) -> Template:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     return environment.get_template(name)
-
-
-def _growth_values(content: Content, plots: list[Plot]) -> dict[str, Any] | None:
-    """The section on growth; None where the run has no series and no pair to ask about."""
-    if not growth.anything(content.scaling, content.crossovers):
-        return None
-    verdicts = growth.verdicts(content.scaling)
-    tables, left_out = growth.crossover_tables(content.crossovers)
-    return {
-        "counts": growth.counts(content.scaling),
-        "headers": growth.HEADERS,
-        "verdicts": verdicts[: growth.MOST_FINDINGS],
-        "verdicts_left_out": len(verdicts[growth.MOST_FINDINGS :]),
-        "plots": plot_groups(plots),
-        "crossovers": tables,
-        "crossovers_left_out": left_out,
-    }
 
 
 def plot_groups(plots: list[Plot]) -> list[dict[str, Any]]:

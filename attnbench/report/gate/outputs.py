@@ -213,30 +213,17 @@ def write_page(folder: Path, run: GateRun, outcome: Outcome) -> Path:
         plots = pages.plot_groups(figure.draw_all(run, outcome, folder / PLOTS))
     except OSError as err:
         raise StoreError(f"cannot write a report into {folder} ({err.strerror})") from err
-    bad = (outcome.controls.found is False, bool(outcome.controls.untrusted))
     values = {
+        "run": run,
+        "outcome": outcome,
+        "texts": texts,
         "plots": plots,
         "replay": texts.replay(folder / NAME),
-        "profiles": texts.profiles(run, outcome),
-        "title": texts.title(outcome),
-        "exit_code": int(outcome.exit_code),
         "counts": _counts(outcome),
-        "versions": texts.versions(run),
-        "files": [(of.name, texts.flat(file)) for of in (run.base, run.candidate)
-                  for file in of.files],
-        "facts": texts.environment(run),
-        "common": texts.labels(run.cells)[0],
-        "header": texts.HEADER,
-        "reading": texts.READING,
-        "lines": texts.lines(run, outcome),
-        "controls": list(zip(texts.controls(run, outcome), bad, strict=True)),
-        "promise": texts.promise(run.rules),
         "metrics": list(_metrics(run)),
-        "measured": texts.measured(run),
-        "incidents": texts.incidents(run),
         "environment": _known_values(run.environment),
         "options": _known_values(run.options),
-    }  # fmt: skip
+    }
     write_whole(folder / PAGE, pages.template("gate.html.jinja").render(values))
     return folder / PAGE
 

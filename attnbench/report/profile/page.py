@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.text import Text
 
@@ -18,7 +17,6 @@ from attnbench.report.tables import value_texts
 from attnbench.schema.profile import Profile
 
 PAGE, MARKDOWN, PLOTS = "profile.html", "profile.md", "plots"
-PLACES = ("a", "b")  # the folders of two profiles, beside their page
 RANGE = "attnbench-call"  # what a call is named in a trace
 MOST_OPS, MOST_OPS_BRIEF = 40, 10  # of one profile on the page, and in Markdown
 
@@ -48,7 +46,7 @@ def terminal(found: Difference) -> str:
 def write_all(folder: Path, profiles: Sequence[Profile], found: Difference | None = None) -> Path:
     """Write profile.html, profile.md and plots/ into an existing folder; return the page.
 
-    `profiles` are the one that lies there, or the two of `found`, which lie in `PLACES`.
+    `profiles` are the one that lies there, or the two of `found`, which lie in folders a and b.
 
     Raises:
         StoreError: the folder cannot be written.
@@ -63,22 +61,15 @@ def write_all(folder: Path, profiles: Sequence[Profile], found: Difference | Non
     plots = [plot for group in pages.plot_groups(drawn) for plot in group["plots"]]
     values = {
         "title": _title(profiles),
-        "head": texts.head(found) if found else one.head(profiles[0]),
-        "environment": texts.environment(found) if found else [],
-        "labels": texts.labels(found) if found else (),
-        "sentences": texts.summary(found) if found else [],
-        "changes": texts.rows(found, MOST_OPS, least=0.0) if found else [],
-        "header": texts.header(found) if found else (),
-        "reading": texts.READING,
-        "parts": [_part(profile) for profile in profiles],
-        "ops_header": one.HEADER,
+        "head": _head(profiles, found),
+        "profiles": profiles,
+        "found": found,
+        "one": one,
+        "texts": texts,
+        "value_texts": value_texts,
+        "most_ops": MOST_OPS,
         "plots": plots,
         "range": RANGE,
-        "traces": [
-            (of.label, f"{place}/{of.trace}" if found else of.trace)
-            for of, place in zip(profiles, PLACES, strict=False)
-            if of.trace
-        ],
     }
     write_whole(folder / PAGE, pages.template("profile.html.jinja").render(values))
     write_whole(folder / MARKDOWN, markdown(profiles, found))
@@ -89,21 +80,15 @@ def _title(profiles: Sequence[Profile]) -> str:
     return " → ".join(profile.label for profile in profiles)
 
 
-def _part(profile: Profile) -> dict[str, Any]:
-    return {
-        "label": profile.label,
-        "facts": list(one.sentences(profile)),
-        "ops": one.rows(profile, MOST_OPS),
-        "commands": profile.commands,
-        "environment": value_texts(profile.environment),
-    }
+def _head(profiles: Sequence[Profile], found: Difference | None) -> str:
+    return texts.head(found) if found else one.head(profiles[0])
 
 
 def markdown(profiles: Sequence[Profile], found: Difference | None) -> str:
     """The same in short, to paste elsewhere."""
     blocks = [
         f"## attnbench profile: {escape(_title(profiles))}",
-        escape(texts.head(found) if found else one.head(profiles[0])),
+        escape(_head(profiles, found)),
     ]
     if found:
         if differs := texts.environment(found):
