@@ -112,22 +112,17 @@ def fastest_sentence(rows: pd.DataFrame) -> str:
         return f"{text} takes {time}."
     ties: dict[str, list[str]] = {"level with": [], "not told apart from": []}
     for row in others:
-        if not _ahead(row, "behind"):
+        if decided(row["behind_low"], row["behind_high"]) <= 0:
             level, known = tie(row["behind_low"], row["behind_high"])
             how = "level with" if level else "not told apart from"
             ties[how].append(f"{row['impl']} ({known})")
     if said := [f"{how} {', '.join(names)}" for how, names in ties.items() if names]:
         return f"{text} with {time} is {', and '.join(said)}."
-    if best["impl"] == BASELINE or not _ahead(best, "speed"):
+    if best["impl"] == BASELINE or decided(best["speed_low"], best["speed_high"]) <= 0:
         return f"{text} is fastest with {time}."
     between = units.ratio_interval(best["speed_low"], best["speed_high"])
     times = f"{units.ratio(best['speed'])} as fast as {BASELINE} (95 % interval {between})"
     return f"{text} is fastest with {time}, {times}."
-
-
-def _ahead(row: Mapping[Any, Any] | pd.Series[Any], name: str) -> bool:
-    """Whether the interval of this ratio lies above 1."""
-    return decided(row[f"{name}_low"], row[f"{name}_high"]) > 0
 
 
 def tie(low: Any, high: Any) -> tuple[bool, str]:
@@ -207,16 +202,14 @@ def rope_sentence(costs: pd.DataFrame) -> str:
 
 def failed_sentence(frame: pd.DataFrame) -> str:
     """How many cells have no result, by status."""
-    bad = units.tally(frame["status"], WORST_FIRST)
-    if frame.empty:
-        return "No cell has been recorded yet."
-    if not bad and len(frame) == 1:
-        return "The only cell passed its check and was measured."
-    cells = units.count(len(frame))
-    if not bad:
+    bad, cells = units.tally(frame["status"], WORST_FIRST), units.count(len(frame))
+    if bad:
+        missing = units.count((frame["status"] != "ok").sum())
+        return f"{missing} of {cells} cells have no time: {bad}."
+    if len(frame) > 1:
         return f"All {cells} cells passed their check and were measured."
-    missing = units.count(len(frame) - int((frame["status"] == "ok").sum()))
-    return f"{missing} of {cells} cells have no time: {bad}."
+    one = "The only cell passed its check and was measured."
+    return "No cell has been recorded yet." if frame.empty else one
 
 
 # The summary table: one row a column.
@@ -243,13 +236,11 @@ def _time(row: Mapping[Any, Any]) -> str:
 
 
 def _speed(row: Mapping[Any, Any]) -> str:
-    if row["impl"] == BASELINE or units.is_unknown(row["speed"]):
-        return units.ratio(row["speed"])
-    low, high = row["speed_low"], row["speed_high"]
+    ratio, low, high = units.ratio(row["speed"]), row["speed_low"], row["speed_high"]
+    if row["impl"] == BASELINE or ratio == units.UNKNOWN or decided(low, high):
+        return ratio
     if units.is_unknown(low):
-        return f"? {units.ratio(row['speed'])}"
-    if decided(low, high):
-        return units.ratio(row["speed"])
+        return f"? {ratio}"
     level, known = tie(low, high)
     return f"level {known}" if level else known
 

@@ -147,14 +147,8 @@ def junit(run: GateRun, outcome: Outcome) -> str:
         change, ends = line.columns[1:3]
         if ends != units.UNKNOWN:
             message = f"{change} ({ends}): {message}"
-        case = _add_case(
-            suite,
-            row.cell.impl,
-            texts.case_words(row.cell),
-            line.look.element,
-            row.verdict,
-            message,
-        )
+        what = line.look.element, row.verdict, message
+        case = _add_case(suite, row.cell.impl, texts.case_words(row.cell), *what)
         values = {name: getattr(row, name) for name in ("ratio", "low", "high", "wins")}
         values["rounds"] = None if row.wins is None else row.rounds
         known = ((name, value) for name, value in values.items() if value is not None)
@@ -162,11 +156,9 @@ def junit(run: GateRun, outcome: Outcome) -> str:
         _add_properties(case, ("verdict", row.verdict), *known, *notes)
     found, shown = outcome.controls, texts.controls(run, outcome)
     timed: texts.Element | None = "skipped" if found.found is None else None
-    planted, null = (
-        "error" if found.found is False else timed,
-        "error" if found.untrusted else timed,
-    )
+    planted: texts.Element | None = "error" if found.found is False else timed
     _add_case(suite, SUITE, "positive control", planted, "blind", shown[0])
+    null: texts.Element | None = "error" if found.untrusted else timed
     _add_case(suite, SUITE, "A/A control", null, "untrusted", shown[1])
     if outcome.exit_code == ExitCode.USAGE:  # all were skipped: that must not look like a pass
         name = "something is comparable"

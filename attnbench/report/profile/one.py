@@ -37,23 +37,23 @@ def rows(profile: Profile, most: int, longest: int = _LONGEST) -> list[tuple[str
 
     Ops that take less than a thousandth of the time are among the others.
     """
-    least_us = _LEAST * profile.time.median_us
-    own = [op for op in profile.ops[:most] if op.self_us >= least_us]
+    a_call_us = profile.time.median_us
+    own = [op for op in profile.ops[:most] if op.self_us >= _LEAST * a_call_us]
     rest = profile.ops[len(own) :]
     found = [
         (
-            brief(op.name, longest), units.time(op.self_us), _share(op.self_us, profile),
+            brief(op.name, longest), units.time(op.self_us), units.percent(op.self_us / a_call_us),
             f"{op.count:.3g}", units.flop_rate(op.tflops), units.bandwidth(op.gbps),
             f"{100 * op.share:.0f} % {op.ceiling}" if op.share is not None else units.UNKNOWN,
             units.size(op.allocated_bytes) if op.allocated_bytes else units.UNKNOWN,
         )
         for op in own
     ]  # fmt: skip
-    sums = [("in no op", profile.outside_us), ("a call, unprofiled", profile.time.median_us)]
+    sums = [("in no op", profile.outside_us), ("a call, unprofiled", a_call_us)]
     if rest:
         sums.insert(0, (f"{len(rest)} more", sum(op.self_us for op in rest)))
     blank = [""] * (len(HEADER) - 3)
-    return found + [(name, signed(us), _share(us, profile), *blank) for name, us in sums]
+    return found + [(name, signed(us), units.percent(us / a_call_us), *blank) for name, us in sums]
 
 
 def brief(name: str, longest: int = _LONGEST) -> str:
@@ -119,12 +119,8 @@ def _sums(profile: Profile) -> str:
 def _memory(profile: Profile) -> str:
     of = profile.memory
     where = f" in {brief(of.peak_op)}" if of.peak_op else ""
-    parts = zip(
-        ("traced", "measured", "predicted"),
-        (of.traced_bytes, of.measured_bytes, of.predicted_bytes),
-        strict=True,
-    )
-    workspace = ", ".join(f"{name} {units.size(value)}" for name, value in parts)
+    parts = {name: getattr(of, f"{name}_bytes") for name in ("traced", "measured", "predicted")}
+    workspace = ", ".join(f"{name} {units.size(value)}" for name, value in parts.items())
     return (
         f"memory: at most {units.size(of.peak_bytes)} at once{where},"
         f" outputs {units.size(of.outputs_bytes)}; workspace {workspace}"
@@ -151,7 +147,3 @@ def where(profile: Profile, folder: Path) -> list[str]:
 def signed(time_us: float) -> str:
     """A time that may be below 0, as what is in no op may."""
     return units.time(time_us).replace("-", "−")
-
-
-def _share(time_us: float, profile: Profile) -> str:
-    return units.percent(time_us / profile.time.median_us).replace("-", "−")
