@@ -9,6 +9,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,15 +158,12 @@ def _check(
 
 
 def _print_failures(kinds: list[Failure]) -> None:
-    impl, number = None, 0
-    for kind in kinds:
-        if kind.impl != impl:
-            impl, number = kind.impl, 0
-            click.secho(impl, bold=True)
-        number += 1
-        for line in lines(kind, number):
-            say(line, hang=5)
-        click.echo()
+    for impl, own in groupby(kinds, key=lambda kind: kind.impl):
+        click.secho(impl, bold=True)
+        for number, kind in enumerate(own, start=1):
+            for line in lines(kind, number):
+                say(line, hang=5)
+            click.echo()
 
 
 def _line(result: CheckResult) -> str:
@@ -184,7 +182,6 @@ def _by_impl(results: list[CheckResult]) -> Iterator[tuple[str, list[CheckResult
 
 def _print_checks(results: list[CheckResult]) -> None:
     """A row for each implementation: how many checks passed, and why it was not run."""
-    from attnbench.base.units import digits
     from attnbench.report.tables import table
 
     rows = []

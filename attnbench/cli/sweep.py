@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnbench.base.units import ALL_THREADS
+from attnbench.base.units import ALL_THREADS, counted, seconds
 from attnbench.cli.options import (
     AXIS_FIELDS,
     DURATION,
@@ -210,7 +210,6 @@ def _print_summary(run: Run) -> None:
     )
     from attnbench.analysis.notes import doubt_sentence, suspect_sentence
     from attnbench.analysis.table import compared, failures, spent
-    from attnbench.base.units import seconds
     from attnbench.report.tables import table
 
     frame = compared(run)
@@ -243,7 +242,7 @@ def _print_summary(run: Run) -> None:
     if failed:
         say("not measured:" if rows else "no cell was measured:")
     for cell in failed:
-        count = f"{cell['cells']} {'cell' if cell['cells'] == 1 else 'cells'}"
+        count = counted(cell["cells"], "cell")
         say(f"  {cell['status']}: {cell['impl']} ({count}): {cell['reason']}", hang=4)
     wall_s = run.info.get("spent", {}).get("wall_s")
     if wall_s is not None:

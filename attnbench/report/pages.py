@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,15 @@ MOST_FAILURES, MOST_VERDICTS, MOST_CROSSINGS = 20, 60, 20  # in Markdown
 TEMPLATES = Path(__file__).parent  # page.html.jinja, and page.css which it includes
 
 
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """What is drawn into `folder` meanwhile; raises StoreError where it cannot be written."""
+    try:
+        yield
+    except OSError as err:
+        raise StoreError(f"cannot write a report into {folder} ({err.strerror})") from err
+
+
 def write_report(run_path: Path) -> Path:
     """Write plots/*.png and *.svg, report.md and report.html into a run's folder.
 
@@ -44,15 +55,12 @@ def write_report(run_path: Path) -> Path:
         StoreError: the folder is not a run, is damaged or cannot be written.
     """
     content = Content.of(load_run(run_path))
-    try:
+    with writing(run_path):
         folder = emptied(run_path / PLOTS)
-        plots = draw_charts(content, folder)
-        grown = draw_growth(content.scaling, folder)
-        texts = {MARKDOWN: render_markdown(content), PAGE: render_html(content, plots, grown)}
-        for name, text in texts.items():
-            write_whole(run_path / name, text)
-    except OSError as err:
-        raise StoreError(f"cannot write a report into {run_path} ({err.strerror})") from err
+        plots, grown = draw_charts(content, folder), draw_growth(content.scaling, folder)
+        markdown, page = render_markdown(content), render_html(content, plots, grown)
+        write_whole(run_path / MARKDOWN, markdown)
+        write_whole(run_path / PAGE, page)
     return run_path / PAGE
 
 
@@ -155,7 +163,7 @@ def _growth_blocks(content: Content) -> list[str]:
     if not growth.anything(content.scaling, content.crossovers):
         return []
     found, columns = growth.verdicts(content.scaling), len(growth.HEADERS)
-    rows = [list(map(str, row[:columns])) for row in found if not row.as_predicted]
+    rows = [row.texts for row in found if not row.as_predicted]
     blocks = ["### How cost grows"]
     if found:
         blocks.append(f"Verdicts on declared laws: {growth.counts(content.scaling)}.")

@@ -113,17 +113,15 @@ def markdown(name: str, sections: Sequence[Section]) -> str:
         for part in section.parts:
             if part.panels:
                 continue
-            title = f"{part.title} ({len(part.rows)})"
+            folded = f"<details><summary>{part.title} ({len(part.rows)})</summary>"
             blocks += [
-                f"<details><summary>{title}</summary>" if part.folded else f"### {part.title}"
+                folded if part.folded else f"### {part.title}",
+                units.bullets(part.sentences),
+                units.table(part.header, _signed(part), part.text_columns) if part.rows else "",
+                "\n".join(f"    {command}" for command in part.commands),
+                "</details>" if part.folded else "",
             ]
-            blocks += [units.bullets(part.sentences)] if part.sentences else []
-            blocks += (
-                [units.table(part.header, _signed(part), part.text_columns)] if part.rows else []
-            )
-            blocks += ["\n".join(f"    {c}" for c in part.commands)] if part.commands else []
-            blocks += ["</details>"] if part.folded else []
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join(filter(None, blocks)) + "\n"
 
 
 def write_all(folder: Path, name: str, sections: Sequence[Section]) -> Path:

@@ -201,10 +201,8 @@ def write_page(folder: Path, run: GateRun, outcome: Outcome) -> Path:
     from attnbench.report import pages  # matplotlib
     from attnbench.report.gate import figure
 
-    try:
+    with pages.writing(folder):
         plots = pages.plot_groups(figure.draw_all(run, outcome, folder / PLOTS))
-    except OSError as err:
-        raise StoreError(f"cannot write a report into {folder} ({err.strerror})") from err
     values = {
         "run": run,
         "outcome": outcome,

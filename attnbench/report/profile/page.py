@@ -10,7 +10,6 @@ from rich.text import Text
 from attnbench.analysis.profiles import Difference
 from attnbench.base.files import write_whole
 from attnbench.base.units import bullets, escape, table
-from attnbench.errors import StoreError
 from attnbench.report import tables
 from attnbench.report.profile import one, texts
 from attnbench.report.tables import value_texts
@@ -54,10 +53,8 @@ def write_all(folder: Path, profiles: Sequence[Profile], found: Difference | Non
     from attnbench.report import pages  # matplotlib
     from attnbench.report.profile import figure
 
-    try:
+    with pages.writing(folder):
         drawn = figure.draw_all(profiles, found, folder / PLOTS)
-    except OSError as err:
-        raise StoreError(f"cannot write a report into {folder} ({err.strerror})") from err
     plots = [plot for group in pages.plot_groups(drawn) for plot in group["plots"]]
     values = {
         "title": _title(profiles),
