@@ -46,15 +46,11 @@ class Crossing:
     faster_above: str
 
     @property
-    def interval(self) -> str:
-        """As `512 … 1,024`, or `below 128 … 300`."""
-        ends = ("below " * self.open_below, "above " * self.open_above)
-        return f"{ends[0]}{size_text(self.low)} … {ends[1]}{size_text(self.high)}"
-
-    @property
     def text(self) -> str:
-        """One clause: who overtakes whom, and where."""
-        where = f"at n ≈ {size_text(self.n)} (95 % interval {self.interval})"
+        """One clause: who overtakes whom, and where: in `512 … 1,024`, or `below 128 … 300`."""
+        low = "below " * self.open_below + size_text(self.low)
+        high = "above " * self.open_above + size_text(self.high)
+        where = f"at n ≈ {size_text(self.n)} (95 % interval {low} … {high})"
         return f"{self.faster_above} overtakes {self.faster_below} {where}"
 
 

@@ -89,13 +89,6 @@ def hardest_case(rows: pd.DataFrame) -> pd.DataFrame:
     return there
 
 
-def where(rows: pd.DataFrame, row: pd.Series[Any]) -> str:
-    """Name a row among `rows`: what its slice is, and the axes that vary within it."""
-    names = [name for name in varying(rows) if name not in (*SLICE, "seq_len")]
-    kind = " ".join(str(row[name]) for name in ("workload", "pass", "dtype"))
-    return " ".join(filter(None, (f"{kind}, n={row['seq_len']}", label(row, names))))
-
-
 def fastest_sentence(rows: pd.DataFrame) -> str:
     """Which implementation leads at the largest n, or which are level there."""
     case = hardest_case(rows)
@@ -107,7 +100,10 @@ def fastest_sentence(rows: pd.DataFrame) -> str:
     time = units.time(best["time_us_median"]) + (" a token" if _per_token(best) else "")
     off = _approx(best["approx_error"], best["approx_error_local"])
     aside = "" if off == units.UNKNOWN else f" (off exact attention by {off} on local inputs)"
-    text = f"{where(rows, best)}: {best['impl']}{aside}"
+    # What its slice is, and the axes that vary within it.
+    names = [name for name in varying(rows) if name not in (*SLICE, "seq_len")]
+    where = f"{best['workload']} {best['pass']} {best['dtype']}, n={best['seq_len']}"
+    text = f"{where} {label(best, names)}".rstrip() + f": {best['impl']}{aside}"
     if not others:
         return f"{text} takes {time}."
     ties: dict[str, list[str]] = {"level with": [], "not told apart from": []}

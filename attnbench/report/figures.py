@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -137,6 +138,11 @@ class Plot:
     alt: str
     svg: Path
 
+    @property
+    def data(self) -> str:
+        """For a page, as a data: URI."""
+        return data_uri(self.svg.read_bytes())
+
 
 def figure_of(size: tuple[float, float], title: str, subject: str) -> Figure:
     """An empty figure of `size` inches, with its title and below it what all panels share."""
@@ -209,14 +215,21 @@ def write(figure: Figure, stem: str, folder: Path) -> Path:
     # Not by `savefig`, which draws every figure twice; the SVG, which changes the dpi, comes last.
     canvas: Any = FigureCanvasAgg(figure)
     canvas.print_png(svg.with_suffix(".png"), metadata={"Software": "attnbench"})
-    canvas = FigureCanvasSVG(figure)
-    canvas.print_svg(svg, metadata={"Date": None, "Creator": "attnbench"})
+    svg.write_bytes(svg_of(figure))
     return svg
 
 
-def data_uri(svg: Path) -> str:
+def svg_of(figure: Figure) -> bytes:
+    """The SVG of a figure without a layout engine."""
+    canvas: Any = FigureCanvasSVG(figure)
+    drawn = io.BytesIO()
+    canvas.print_svg(drawn, metadata={"Date": None, "Creator": "attnbench"})
+    return drawn.getvalue()
+
+
+def data_uri(svg: bytes) -> str:
     """An SVG inside a page, which isolates it from the page's ids and styles."""
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg.read_bytes()).decode('ascii')}"
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode('ascii')}"
 
 
 @dataclass(frozen=True)

@@ -116,11 +116,9 @@ def template(name: str) -> Template:
 
 
 def plot_groups(plots: list[Plot]) -> list[dict[str, Any]]:
-    """Gather the figures of one chart, each with its SVG as a data: URI."""
-    return [
-        {"title": title, "plots": [vars(p) | {"data": figures.data_uri(p.svg)} for p in group]}
-        for title, group in groupby(plots, key=lambda plot: plot.title)
-    ]
+    """Gather the figures of one chart."""
+    groups = groupby(plots, key=lambda plot: plot.title)
+    return [{"title": title, "plots": list(group)} for title, group in groups]
 
 
 def render_markdown(content: Content) -> str:

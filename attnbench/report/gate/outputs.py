@@ -202,19 +202,18 @@ def write_page(folder: Path, run: GateRun, outcome: Outcome) -> Path:
     from attnbench.report.gate import figure
 
     with pages.writing(folder):
-        plots = pages.plot_groups(figure.draw_all(run, outcome, folder / PLOTS))
-    values = {
-        "run": run,
-        "outcome": outcome,
-        "texts": texts,
-        "plots": plots,
-        "replay": texts.replay(folder / NAME),
-        "counts": _counts(outcome),
-        "metrics": list(_metrics(run)),
-        "environment": _known_values(run.environment),
-        "options": _known_values(run.options),
-    }
-    write_whole(folder / PAGE, pages.template("gate.html.jinja").render(values))
+        values = {
+            "run": run,
+            "outcome": outcome,
+            "texts": texts,
+            "plots": pages.plot_groups(figure.draw_all(run, outcome, folder / PLOTS)),
+            "replay": texts.replay(folder / NAME),
+            "counts": _counts(outcome),
+            "metrics": list(_metrics(run)),
+            "environment": _known_values(run.environment),
+            "options": _known_values(run.options),
+        }
+        write_whole(folder / PAGE, pages.template("gate.html.jinja").render(values))
     return folder / PAGE
 
 

@@ -54,22 +54,20 @@ def write_all(folder: Path, profiles: Sequence[Profile], found: Difference | Non
     from attnbench.report.profile import figure
 
     with pages.writing(folder):
-        drawn = figure.draw_all(profiles, found, folder / PLOTS)
-    plots = [plot for group in pages.plot_groups(drawn) for plot in group["plots"]]
-    values = {
-        "title": _title(profiles),
-        "head": _head(profiles, found),
-        "profiles": profiles,
-        "found": found,
-        "one": one,
-        "texts": texts,
-        "value_texts": value_texts,
-        "most_ops": MOST_OPS,
-        "plots": plots,
-        "range": RANGE,
-    }
-    write_whole(folder / PAGE, pages.template("profile.html.jinja").render(values))
-    write_whole(folder / MARKDOWN, markdown(profiles, found))
+        values = {
+            "title": _title(profiles),
+            "head": _head(profiles, found),
+            "profiles": profiles,
+            "found": found,
+            "one": one,
+            "texts": texts,
+            "value_texts": value_texts,
+            "most_ops": MOST_OPS,
+            "plots": figure.draw_all(profiles, found, folder / PLOTS),
+            "range": RANGE,
+        }
+        write_whole(folder / PAGE, pages.template("profile.html.jinja").render(values))
+        write_whole(folder / MARKDOWN, markdown(profiles, found))
     return folder / PAGE
 
 
