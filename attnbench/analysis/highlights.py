@@ -13,7 +13,6 @@ from attnbench.analysis.notes import WIDE, doubt_sentence, suspect_sentence
 from attnbench.analysis.pairs import decided
 from attnbench.analysis.table import BASELINE, WORST_FIRST, time_ratio
 from attnbench.base import units
-from attnbench.base.registry import Registry
 from attnbench.execution.store import Run
 from attnbench.theory.traits import TRAITS
 
@@ -211,7 +210,7 @@ def failed_sentence(frame: pd.DataFrame) -> str:
 # The summary table: one row a column.
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SummaryColumn:
     """One column for people: its header, how to read it, and the text of a row.
 
@@ -241,63 +240,62 @@ def _speed(row: Mapping[Any, Any]) -> str:
     return f"level {known}" if level else known
 
 
-SUMMARY: Registry[SummaryColumn] = Registry("summary column")
-for _name, _header, _meaning, _text, _where in (
-    ("impl", "implementation", "sorted fastest first within a case", lambda row: row["impl"], None),
-    (
-        "time", "time",
+SUMMARY: dict[str, SummaryColumn] = {
+    "impl": SummaryColumn(
+        "implementation",
+        "sorted fastest first within a case",
+        lambda row: row["impl"],
+    ),
+    "time": SummaryColumn(
+        "time",
         "per call (decode: per token): host time on a CPU, the low end of what other work left"
         " alone; stream time on a GPU; ?: unsteady, its error has no bound (see notes); !:"
         " suspect, it cannot be right",
-        _time, None,
+        _time,
     ),
-    (
-        "interval", "95 % interval",
+    "interval": SummaryColumn(
+        "95 % interval",
         "of that time: over fresh processes where there are several (--processes), else within one"
         " process, from order statistics; – below 6 samples",
-        lambda row: units.time_interval(row["time_us_ci_low"], row["time_us_ci_high"]), None,
+        lambda row: units.time_interval(row["time_us_ci_low"], row["time_us_ci_high"]),
     ),
-    (
-        "speed", "speed vs naive",
+    "speed": SummaryColumn(
+        "speed vs naive",
         "naive's time / this time in rounds that both were timed in: above 1 is faster; where the"
         " interval holds 1, level within so much, or from 10 % on the interval; ?: without one",
-        _speed, None,
+        _speed,
     ),
-    (
-        "speed_interval", "its interval",
+    "speed_interval": SummaryColumn(
+        "its interval",
         "at least 95 %, of another process of the same code, too; – below 6 rounds",
-        lambda row: units.ratio_interval(row["speed_low"], row["speed_high"]), None,
+        lambda row: units.ratio_interval(row["speed_low"], row["speed_high"]),
     ),
-    (
-        "rate", "useful rate",
+    "rate": SummaryColumn(
+        "useful rate",
         "useful FLOPs (admitted pairs only, flash-attention's convention) / median time",
-        lambda row: units.flop_rate(row["tflops"]), None,
+        lambda row: units.flop_rate(row["tflops"]),
     ),
-    (
-        "workspace", "workspace",
+    "workspace": SummaryColumn(
+        "workspace",
         "highest allocation during the call, without inputs, prepared memory and outputs",
-        lambda row: units.size(row["memory_workspace_bytes"]), None,
+        lambda row: units.size(row["memory_workspace_bytes"]),
     ),
-    (
-        "error", "error / allowed",
+    "error": SummaryColumn(
+        "error / allowed",
         "error against float64 over the allowed error; right at 1 or below",
-        lambda row: units.digits(row["error_ratio"], 2), None,
+        lambda row: units.digits(row["error_ratio"], 2),
     ),
-    (
-        "status", "status",
-        "ok, or what became of the cell",
-        lambda row: row["status"], None,
-    ),
-    (
-        "approx", "off exact, local",
+    "status": SummaryColumn("status", "ok, or what became of the cell", lambda row: row["status"]),
+    "approx": SummaryColumn(
+        "off exact, local",
         "how far the output is from that of exact attention, relative, in the root mean"
         " square: on normal inputs, whose attention is spread over all keys, and on inputs whose"
         " attention is local; – for what is exact",
         lambda row: _approx(row["approx_error"], row["approx_error_local"]),
         lambda frame: bool(frame["approx_error"].notna().any()),
     ),
-    (
-        "mask", "mask: pairs, blocks, built",
+    "mask": SummaryColumn(
+        "mask: pairs, blocks, built",
         "pairs that the mask admits, of all, and blocks of 128 x 128 that hold one; the"
         " time it took to make the mask, once, outside the calls; – where it made none",
         lambda row: (
@@ -306,8 +304,7 @@ for _name, _header, _meaning, _text, _where in (
         ),
         lambda frame: not frame["mask"].isin(("full", "causal")).all(),
     ),
-):  # fmt: skip
-    SUMMARY.add(_name, SummaryColumn(header=_header, meaning=_meaning, text=_text, where=_where))
+}
 
 
 def _approx(*errors: float | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -174,6 +175,19 @@ _UNIT = re.compile(r"(?<=\d) (?=[%×]|(?:[nmµ]?s|min|[KMGT]?i?B|octaves?)\b)|(?
 def glued(text: str) -> str:
     """The text with each number and its unit as one word; `GLUE` is to become a blank again."""
     return _UNIT.sub(GLUE, text)
+
+
+def filled(text: str, width: int, hang: int, first: str = "") -> str:
+    """The text broken between words, `hang` blanks before each line but the first."""
+    lines = textwrap.fill(
+        glued(text),
+        width,
+        initial_indent=first,
+        subsequent_indent=" " * hang,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines.replace(GLUE, " ")
 
 
 def escape(text: str) -> str:

@@ -217,15 +217,15 @@ def _print_summary(run: Run) -> None:
     rows = summary_rows(measured)
     shown = rows if len(rows) <= _SHOWN else _largest(rows, measured)
     names = ["impl", "time", "interval", "speed", "rate", "workspace", "error", "status"]
-    names[-1:-1] = [name for name in summary_columns(frame) if SUMMARY.get(name).where]
-    header = [SUMMARY.get(name).header for name in names]
+    names[-1:-1] = [name for name in summary_columns(frame) if SUMMARY[name].where]
+    header = [SUMMARY[name].header for name in names]
     lines, last = [], None
     for row in shown:
         lines.append([row["case"] if row["case"] != last else "", *(row[name] for name in names)])
         last = row["case"]
     if lines:
         dropped = ("mask", "status", "error", "rate", "workspace", "interval")
-        spare = [SUMMARY.get(name).header for name in dropped if name in names]
+        spare = [SUMMARY[name].header for name in dropped if name in names]
         click.echo(table(["case", *header], lines, right=header[1:-1], spare=spare), nl=False)
     if len(shown) < len(rows):
         say(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,11 +72,7 @@ def _on_terminal(part: Part) -> Iterator[Any]:
         return
     yield Text(f"\n{part.title}", style="bold")
     for sentence in part.sentences[:_SHOWN]:
-        lines = textwrap.fill(
-            units.glued(sentence), tables.console().width, initial_indent="- ",
-            subsequent_indent="  ", break_long_words=False, break_on_hyphens=False,
-        )  # fmt: skip
-        yield Text(lines, no_wrap=True)
+        yield Text(units.filled(sentence, tables.console().width, 2, "- "), no_wrap=True)
     if part.rows:
         rows = [
             [Text(text, STYLES[text[0]]) if text[:1] in STYLES else text for text in row]

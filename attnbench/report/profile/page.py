@@ -16,7 +16,6 @@ from attnbench.report.tables import value_texts
 from attnbench.schema.profile import Profile
 
 PAGE, MARKDOWN, PLOTS = "profile.html", "profile.md", "plots"
-RANGE = "attnbench-call"  # what a call is named in a trace
 MOST_OPS, MOST_OPS_BRIEF = 40, 10  # of one profile on the page, and in Markdown
 
 
@@ -64,7 +63,6 @@ def write_all(folder: Path, profiles: Sequence[Profile], found: Difference | Non
             "value_texts": value_texts,
             "most_ops": MOST_OPS,
             "plots": figure.draw_all(profiles, found, folder / PLOTS),
-            "range": RANGE,
         }
         write_whole(folder / PAGE, pages.template("profile.html.jinja").render(values))
         write_whole(folder / MARKDOWN, markdown(profiles, found))
