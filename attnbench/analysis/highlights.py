@@ -40,15 +40,14 @@ def measured_on(run: Run, frame: pd.DataFrame) -> tuple[str | None, str]:
     known = run.shared(run.environments)
     on_gpu, allocator = known.get("device") == "cuda", known.get("allocator")
     timers = [_TIMERS[name] for name in sorted(frame["timer"].dropna().unique()) if name in _TIMERS]
-    caches = sorted(frame["l2"].dropna().unique())
+    caches = " and ".join(sorted(frame["l2"].dropna().unique()))
+    plain = ("",) if on_gpu else ("", "warm")
     mhz = frame["sm_mhz"].dropna()
     span = dict.fromkeys(f"{end:.0f}" for end in (mhz.min(), mhz.max()))  # often one clock
     facts = [
         f"driver {known['driver']}" if known.get("driver") else "",
         f"timed {' and '.join(timers)}" if timers else "",
-        f"{'L2' if on_gpu else 'last cache'} {' and '.join(caches)}"
-        if caches and (on_gpu or caches != ["warm"])
-        else "",
+        f"{'L2' if on_gpu else 'last cache'} {caches}" if caches not in plain else "",
         f"SM clock {'–'.join(span)} MHz" if len(mhz) else "",
         f"allocator {allocator}" if allocator not in (None, "settled") else "",
     ]

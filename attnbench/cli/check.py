@@ -128,7 +128,9 @@ def _check(
         if stamps is not None and _stamps(options["files"]) != stamps:
             raise ChangedError
         if result is not None and verbose and not as_json:
-            click.echo(_line(result))
+            reason = f": {result.reason}" if result.reason else ""
+            item = f"{result.item.name}: {case_label(result.item.case)}"
+            click.echo(f"{result.status:11} {result.impl}: {item}{reason}")
 
     with CheckDisplay(seen, quiet=verbose and not as_json) as display:
         results = run_checks(
@@ -164,12 +166,6 @@ def _print_failures(kinds: list[Failure]) -> None:
             for line in lines(kind, number):
                 say(line, hang=5)
             click.echo()
-
-
-def _line(result: CheckResult) -> str:
-    reason = f": {result.reason}" if result.reason else ""
-    item = f"{result.item.name}: {case_label(result.item.case)}"
-    return f"{result.status:11} {result.impl}: {item}{reason}"
 
 
 def _by_impl(results: list[CheckResult]) -> Iterator[tuple[str, list[CheckResult]]]:

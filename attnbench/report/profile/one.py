@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attnbench.base import units
 from attnbench.report.tables import console, table
-from attnbench.schema.profile import Note, Profile
+from attnbench.schema.profile import Profile
 from attnbench.theory.traits import case_label
 
 HEADER = ("op", "self time", "share", "calls", "rate", "bandwidth", "of ceiling", "allocates")
@@ -89,9 +89,12 @@ def sentences(profile: Profile) -> Iterator[str]:
         yield f"note: {sentence}"
 
 
-def notes(profile: Profile) -> list[str]:
+def notes(profile: Profile) -> Iterator[str]:
     """What to know before believing it."""
-    return [_sentence(note) for note in profile.notes]
+    for note in profile.notes:
+        sizes = {k: units.size(x) for k, x in note.figures.items() if k.endswith("_bytes")}
+        texts = {name.removesuffix("_bytes"): text for name, text in sizes.items()}
+        yield _NOTES[note.code].format(**note.figures, **texts)
 
 
 def _sums(profile: Profile) -> str:
@@ -127,21 +130,12 @@ def _memory(profile: Profile) -> str:
     )
 
 
-def _sentence(note: Note) -> str:
-    sizes = {
-        name.removesuffix("_bytes"): units.size(value)
-        for name, value in note.figures.items()
-        if name.endswith("_bytes")
-    }
-    return _NOTES[note.code].format(**{**note.figures, **sizes})
-
-
 def where(profile: Profile, folder: Path) -> list[str]:
     """The trace and how to open it, and the commands of other profilers: lines to be copied."""
-    found = []
-    if profile.trace is not None:
-        found.append(f"trace: {folder / profile.trace} (open it at https://ui.perfetto.dev)")
-    return found + [f"{name}: {command}" for name, command in profile.commands.items()]
+    commands = [f"{name}: {command}" for name, command in profile.commands.items()]
+    if profile.trace is None:
+        return commands
+    return [f"trace: {folder / profile.trace} (open it at https://ui.perfetto.dev)", *commands]
 
 
 def signed(time_us: float) -> str:
