@@ -177,13 +177,13 @@ def name_rows(
     """Name rows 0, 1 … from top to bottom: left what they are, right their figures."""
     right = ax.secondary_yaxis("right")
     right.spines["right"].set_visible(False)
-    for axis, shown in zip((ax, right), zip(*rows, strict=True), strict=True):
+    for axis, side in ((ax, 0), (right, 1)):
         # A dollar would begin a formula.
-        axis.set_yticks(range(len(rows)), [text.replace("$", r"\$") for text in shown])
+        axis.set_yticks(range(len(rows)), [row[side].replace("$", r"\$") for row in rows])
         axis.tick_params(axis="y", length=0)
-        for row, text in enumerate(axis.get_yticklabels()):
-            text.set_color(colours[row % len(colours)])
-            text.set_fontweight("bold" if row in bold else "normal")
+        for y, text in enumerate(axis.get_yticklabels()):
+            text.set_color(colours[y % len(colours)])
+            text.set_fontweight("bold" if y in bold else "normal")
     ax.grid(visible=False, axis="y")
 
 
