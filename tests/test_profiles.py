@@ -157,6 +157,11 @@ def test_the_terminal_keeps_to_eighty_columns_with_the_longest_names(monkeypatch
     assert any("more" in line for line in lines)
 
 
+def test_a_profile_that_lost_its_kernels_has_a_page_all_the_same(tmp_path):
+    written = page.write_all(tmp_path, [profile(time_us=900.0)])
+    assert "a call, unprofiled" in written.read_text()
+
+
 def test_a_thinned_timeline_keeps_the_peak_and_the_end():
     points = [Live(float(t), (t * 7919) % 1000, "aten::bmm") for t in range(20_000)]
     points[777] = Live(777.0, 5000, "aten::softmax")
