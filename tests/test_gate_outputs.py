@@ -6,6 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 from attnbench.errors import StoreError
 from attnbench.gate.decide.data import Checked, GateRun
@@ -44,7 +45,8 @@ def test_strange_texts_break_no_output(tmp_path):
     text = (tmp_path / "gate.md").read_text(encoding="utf-8")
     assert "<b>" not in text
     assert all("\n" not in line and "\x1b" not in line for line in text.splitlines())
-    assert "\x1b[31m" not in outputs.terminal(run, outcome, Path("results/g"))
+    console = Console(width=80, highlight=False)
+    assert "\x1b[31m" not in outputs.terminal(run, outcome, Path("results/g"), console)
     page = Page(tmp_path / "gate.html")
     assert page.open == []
     assert "b" not in {tag for tag, _ in page.tags}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
+from rich.console import Console
 
 from attnbench.base import units
 from attnbench.cli.sweep import _print_summary
@@ -247,13 +248,13 @@ def test_where_no_home_can_be_written_a_library_says_nothing_of_it_to_the_user()
 
 
 @pytest.mark.parametrize("width", [45, 64, 80, 200])
-def test_a_table_splits_no_word_and_says_which_columns_it_leaves_out(width, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(width))
+def test_a_table_splits_no_word_and_says_which_columns_it_leaves_out(width):
     header = ("implementation", "verdict", "where", "reason")
     rows = [
         ("naive-compiled", "holds", "a long place", "flops_counted as predicted 12.5 % " * 4)
     ] * 2
-    text = tables.shown(tables.grid(header, rows, right=["verdict"], spare=["where"]))
+    to = Console(width=width)
+    text = tables.shown(tables.grid(header, rows, right=["verdict"], spare=["where"], to=to), to=to)
     assert max(map(len, text.splitlines())) <= width
     words = {*header, *(word for cell in rows[0] for word in cell.split())}
     left_out = {"place", "long", "a"} if "too narrow for: where" in text else set()

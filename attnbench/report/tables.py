@@ -30,8 +30,9 @@ def grid(
     right: Collection[str] = (),
     whole: Collection[str] = (),
     spare: Sequence[str] = (),
+    to: Console | None = None,
 ) -> RenderableType:
-    """A table that splits no word on standard output.
+    """A table that splits no word on `to`, standard output unless given.
 
     Columns named in `right` (numbers) and `whole` stay in one line; those in `spare` are left out
     one by one where the console is too narrow; where that is not enough, words are split.
@@ -45,7 +46,8 @@ def grid(
         else max(len(word) for c in (name, *cells) for word in str(c).split() or [""])
         for name, cells in columns.items()
     }
-    left_out, free = [], console().width - sum(widths.values()) - _GAP * (len(widths) - 1)
+    room = (to or console()).width
+    left_out, free = [], room - sum(widths.values()) - _GAP * (len(widths) - 1)
     for name in spare:
         if free < 0:
             left_out.append(name)
@@ -66,12 +68,12 @@ def grid(
     return found
 
 
-def shown(*parts: RenderableType) -> str:
-    """What the parts look like on standard output; with a line break at the end.
+def shown(*parts: RenderableType, to: Console | None = None) -> str:
+    """What the parts look like on `to`, standard output unless given; with a line break at the end.
 
     To be printed by click: where a pipe is closed, rich would end the process.
     """
-    terminal = console()
+    terminal = to or console()
     with terminal.capture() as capture:
         for part in parts:
             terminal.print(part, soft_wrap=isinstance(part, Text) and bool(part.no_wrap))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from attnbench.base import units
@@ -29,17 +29,19 @@ SUITE = "attnbench gate"
 XML, MARKDOWN, PAGE, PLOTS = "gate.xml", "gate.md", "gate.html", "plots"
 
 
-def terminal(run: GateRun, outcome: Outcome, folder: Path | None = None) -> str:
+def terminal(
+    run: GateRun, outcome: Outcome, folder: Path | None = None, to: Console | None = None
+) -> str:
     """The table, the reasons, the controls and the conclusion, ready to print.
 
-    `folder` is where the files are, if there are any.
+    `folder` is where the files are, if there are any; `to` is standard output unless given.
     """
     shown = texts.lines(run, outcome)
     rows: list[tuple[str | Text, ...]] = [
         (*line.columns[:-1], Text(line.columns[-1], style=STYLES[line.look.sign])) for line in shown
     ]
     head: list[RenderableType] = [
-        tables.grid(texts.HEADER, rows, right=texts.HEADER[1:4], whole=texts.HEADER[1:]),
+        tables.grid(texts.HEADER, rows, right=texts.HEADER[1:4], whole=texts.HEADER[1:], to=to),
         Text(texts.READING, style="dim"),
     ]
     reasons = (
@@ -56,7 +58,7 @@ def terminal(run: GateRun, outcome: Outcome, folder: Path | None = None) -> str:
     where += [Text(f"why:    {line}", no_wrap=True) for line in texts.profiles(run, outcome)]
     return tables.shown(
         *(head if rows else []), *reasons, *map(Text, facts),
-        Text(conclusion, style=f"bold {colour}"), *where,
+        Text(conclusion, style=f"bold {colour}"), *where, to=to,
     )  # fmt: skip
 
 
