@@ -10,10 +10,10 @@ from typing import NamedTuple
 import pandas as pd
 import pytest
 
-from attnbench.analysis import doubts
+from attnbench.analysis import notes
 from attnbench.analysis.columns import COLUMNS
-from attnbench.analysis.doubts import doubt_sentence
 from attnbench.analysis.highlights import highlights
+from attnbench.analysis.notes import doubt_sentence
 from attnbench.analysis.table import compared, load, rope_cost, to_csv, to_json, to_parquet
 from attnbench.execution.store import Run, load_run
 from attnbench.schema.case import Case
@@ -143,7 +143,7 @@ def test_a_command_that_is_proposed_repeats_no_default() -> None:
     plain = (str, int, float)
     defaults = {p.name: p.default for p in sweep.params if isinstance(p.default, plain)}
     defaults["output"] = "results"  # a path
-    assert {name: value for name, value in defaults.items() if value} == doubts._DEFAULTS | {
+    assert {name: value for name, value in defaults.items() if value} == notes._DEFAULTS | {
         "processes": 1  # proposed in any case
     }
 

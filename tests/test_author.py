@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import attnbench
-from attnbench.analysis import doubts
+from attnbench.analysis import notes
 from attnbench.api import IMPLEMENTATIONS, loader
 from attnbench.cli.sweep import sweep
 from attnbench.errors import UsageError
@@ -144,7 +144,7 @@ def test_sweep_and_load_return_the_same_table(mine, tmp_path):
     assert set(table["status"]) == {"ok"}
     assert attnbench.load("r", output=tmp_path).equals(table)
     assert attnbench.load(tmp_path / "r").equals(table)
-    proposed = doubts.remedy(load_run(tmp_path / "r"), table)
+    proposed = notes.remedy(load_run(tmp_path / "r"), table)
     words = shlex.split(proposed.partition("attnbench sweep ")[2])
     typed = sweep.make_context("sweep", words).params
     assert typed["files"] == (str(mine),)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from rich.console import Console
 
 from attnbench.analysis.profiles import difference, matched
 from attnbench.errors import StoreError, UsageError
@@ -147,18 +146,20 @@ def test_profiles_of_different_cases_are_not_compared():
         difference(profile(*NAIVE), other)
 
 
-def terminal(found, width=80):
-    return page.terminal(found, Console(width=width, no_color=True, force_terminal=False))
-
-
-def test_the_terminal_keeps_to_eighty_columns_with_the_longest_names():
+def test_the_terminal_keeps_to_eighty_columns_with_the_longest_names(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     kernels = [op(f"void at::native::{'long_name_' * 8}{n}<float>(int)", 90.0) for n in range(30)]
     found = difference(profile(*NAIVE, label="naive"), profile(*kernels, *NAIVE, label="mine"))
-    lines = terminal(found).splitlines()
+    lines = page.terminal(found).splitlines()
     assert max(map(len, lines)) <= 80
     header = next(n for n, line in enumerate(lines) if line.startswith("op "))
     assert 10 < len(lines) - header < 30
     assert any("more" in line for line in lines)
+
+
+def test_a_profile_that_lost_its_kernels_has_a_page_all_the_same(tmp_path):
+    written = page.write_all(tmp_path, [profile(time_us=900.0)])
+    assert "a call, unprofiled" in written.read_text()
 
 
 def test_a_thinned_timeline_keeps_the_peak_and_the_end():

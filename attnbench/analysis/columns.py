@@ -97,9 +97,8 @@ class TableRow:
 def _bound(least_us: dict[str, float | None], time_us: float | None) -> str | None:
     """The limit that takes longest; unknown unless all are: the missing one might be it."""
     known = {name: us for name, us in least_us.items() if us is not None}
-    if not time_us or len(known) < len(least_us):
-        return None
-    return max(known, key=lambda name: known[name])
+    all_known = time_us and len(known) == len(least_us)
+    return max(known, key=lambda name: known[name]) if all_known else None
 
 
 def _quotient(amount: float | None, other: float | None, per: float = 1.0) -> float | None:

@@ -46,15 +46,11 @@ class Crossing:
     faster_above: str
 
     @property
-    def interval(self) -> str:
-        """As `512 … 1,024`, or `below 128 … 300`."""
-        ends = ("below " * self.open_below, "above " * self.open_above)
-        return f"{ends[0]}{size_text(self.low)} … {ends[1]}{size_text(self.high)}"
-
-    @property
     def text(self) -> str:
-        """One clause: who overtakes whom, and where."""
-        where = f"at n ≈ {size_text(self.n)} (95 % interval {self.interval})"
+        """One clause: who overtakes whom, and where: in `512 … 1,024`, or `below 128 … 300`."""
+        low = "below " * self.open_below + size_text(self.low)
+        high = "above " * self.open_above + size_text(self.high)
+        where = f"at n ≈ {size_text(self.n)} (95 % interval {low} … {high})"
         return f"{self.faster_above} overtakes {self.faster_below} {where}"
 
 
@@ -94,11 +90,6 @@ class Crossover:
         return "none" if any(lead(ratio) for ratio in self.ratios) else "no difference"
 
     @property
-    def level(self) -> tuple[int, ...]:
-        """The sizes at which the interval holds 1."""
-        return tuple(n for n, r in zip(self.sizes, self.ratios, strict=True) if not lead(r))
-
-    @property
     def text(self) -> str:
         """What became of it, in a sentence without its full stop."""
         between = f"between {size_text(self.sizes[0])} and {size_text(self.sizes[-1])}"
@@ -106,15 +97,14 @@ class Crossover:
             return f"no difference shown {between}"
         if self.crossings:
             return "; ".join(crossing.text for crossing in self.crossings)
-        rows = zip(self.sizes[::-1], self.ratios[::-1], strict=True)
-        n, ratio = next((n, ratio) for n, ratio in rows if lead(ratio))
+        rows = list(zip(self.sizes, self.ratios, strict=True))
+        n, ratio = next((n, ratio) for n, ratio in rows[::-1] if lead(ratio))
         second = lead(ratio) > 0
         name, times = (self.second, ratio.value) if second else (self.first, 1 / ratio.value)
         at = f"{units.digits(times)} times at {size_text(n)}"
-        if not self.level:
-            return f"none {between}: {name} is faster throughout, {at}"
-        level = ", ".join(map(size_text, self.level))
-        return f"none {between}: {name} is faster, {at}, level at {level}"
+        if level := ", ".join(size_text(n) for n, ratio in rows if not lead(ratio)):
+            return f"none {between}: {name} is faster, {at}, level at {level}"
+        return f"none {between}: {name} is faster throughout, {at}"
 
 
 _Ways = dict[str, dict[int, tuple[Case, CellTimes | None]]]  # cells by name and n

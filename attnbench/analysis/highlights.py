@@ -9,11 +9,10 @@ from typing import Any
 import pandas as pd
 
 from attnbench.analysis.axes import label, label_axes, slices, varying
-from attnbench.analysis.doubts import WIDE, doubt_sentence, suspect_sentence
+from attnbench.analysis.notes import WIDE, doubt_sentence, suspect_sentence
 from attnbench.analysis.pairs import decided
 from attnbench.analysis.table import BASELINE, WORST_FIRST, time_ratio
 from attnbench.base import units
-from attnbench.base.registry import Registry
 from attnbench.execution.store import Run
 from attnbench.theory.traits import TRAITS
 
@@ -41,15 +40,14 @@ def measured_on(run: Run, frame: pd.DataFrame) -> tuple[str | None, str]:
     known = run.shared(run.environments)
     on_gpu, allocator = known.get("device") == "cuda", known.get("allocator")
     timers = [_TIMERS[name] for name in sorted(frame["timer"].dropna().unique()) if name in _TIMERS]
-    caches = sorted(frame["l2"].dropna().unique())
+    caches = " and ".join(sorted(frame["l2"].dropna().unique()))
+    plain = ("",) if on_gpu else ("", "warm")
     mhz = frame["sm_mhz"].dropna()
     span = dict.fromkeys(f"{end:.0f}" for end in (mhz.min(), mhz.max()))  # often one clock
     facts = [
         f"driver {known['driver']}" if known.get("driver") else "",
         f"timed {' and '.join(timers)}" if timers else "",
-        f"{'L2' if on_gpu else 'last cache'} {' and '.join(caches)}"
-        if caches and (on_gpu or caches != ["warm"])
-        else "",
+        f"{'L2' if on_gpu else 'last cache'} {caches}" if caches not in plain else "",
         f"SM clock {'–'.join(span)} MHz" if len(mhz) else "",
         f"allocator {allocator}" if allocator not in (None, "settled") else "",
     ]
@@ -89,13 +87,6 @@ def hardest_case(rows: pd.DataFrame) -> pd.DataFrame:
     return there
 
 
-def where(rows: pd.DataFrame, row: pd.Series[Any]) -> str:
-    """Name a row among `rows`: what its slice is, and the axes that vary within it."""
-    names = [name for name in varying(rows) if name not in (*SLICE, "seq_len")]
-    kind = " ".join(str(row[name]) for name in ("workload", "pass", "dtype"))
-    return " ".join(filter(None, (f"{kind}, n={row['seq_len']}", label(row, names))))
-
-
 def fastest_sentence(rows: pd.DataFrame) -> str:
     """Which implementation leads at the largest n, or which are level there."""
     case = hardest_case(rows)
@@ -107,27 +98,25 @@ def fastest_sentence(rows: pd.DataFrame) -> str:
     time = units.time(best["time_us_median"]) + (" a token" if _per_token(best) else "")
     off = _approx(best["approx_error"], best["approx_error_local"])
     aside = "" if off == units.UNKNOWN else f" (off exact attention by {off} on local inputs)"
-    text = f"{where(rows, best)}: {best['impl']}{aside}"
+    # What its slice is, and the axes that vary within it.
+    names = [name for name in varying(rows) if name not in (*SLICE, "seq_len")]
+    where = f"{best['workload']} {best['pass']} {best['dtype']}, n={best['seq_len']}"
+    text = f"{where} {label(best, names)}".rstrip() + f": {best['impl']}{aside}"
     if not others:
         return f"{text} takes {time}."
     ties: dict[str, list[str]] = {"level with": [], "not told apart from": []}
     for row in others:
-        if not _ahead(row, "behind"):
+        if decided(row["behind_low"], row["behind_high"]) <= 0:
             level, known = tie(row["behind_low"], row["behind_high"])
             how = "level with" if level else "not told apart from"
             ties[how].append(f"{row['impl']} ({known})")
     if said := [f"{how} {', '.join(names)}" for how, names in ties.items() if names]:
         return f"{text} with {time} is {', and '.join(said)}."
-    if best["impl"] == BASELINE or not _ahead(best, "speed"):
+    if best["impl"] == BASELINE or decided(best["speed_low"], best["speed_high"]) <= 0:
         return f"{text} is fastest with {time}."
     between = units.ratio_interval(best["speed_low"], best["speed_high"])
     times = f"{units.ratio(best['speed'])} as fast as {BASELINE} (95 % interval {between})"
     return f"{text} is fastest with {time}, {times}."
-
-
-def _ahead(row: Mapping[Any, Any] | pd.Series[Any], name: str) -> bool:
-    """Whether the interval of this ratio lies above 1."""
-    return decided(row[f"{name}_low"], row[f"{name}_high"]) > 0
 
 
 def tie(low: Any, high: Any) -> tuple[bool, str]:
@@ -207,22 +196,20 @@ def rope_sentence(costs: pd.DataFrame) -> str:
 
 def failed_sentence(frame: pd.DataFrame) -> str:
     """How many cells have no result, by status."""
-    bad = units.tally(frame["status"], WORST_FIRST)
-    if frame.empty:
-        return "No cell has been recorded yet."
-    if not bad and len(frame) == 1:
-        return "The only cell passed its check and was measured."
-    cells = units.count(len(frame))
-    if not bad:
+    bad, cells = units.tally(frame["status"], WORST_FIRST), units.count(len(frame))
+    if bad:
+        missing = units.count((frame["status"] != "ok").sum())
+        return f"{missing} of {cells} cells have no time: {bad}."
+    if len(frame) > 1:
         return f"All {cells} cells passed their check and were measured."
-    missing = units.count(len(frame) - int((frame["status"] == "ok").sum()))
-    return f"{missing} of {cells} cells have no time: {bad}."
+    one = "The only cell passed its check and was measured."
+    return "No cell has been recorded yet." if frame.empty else one
 
 
 # The summary table: one row a column.
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SummaryColumn:
     """One column for people: its header, how to read it, and the text of a row.
 
@@ -243,74 +230,71 @@ def _time(row: Mapping[Any, Any]) -> str:
 
 
 def _speed(row: Mapping[Any, Any]) -> str:
-    if row["impl"] == BASELINE or units.is_unknown(row["speed"]):
-        return units.ratio(row["speed"])
-    low, high = row["speed_low"], row["speed_high"]
+    ratio, low, high = units.ratio(row["speed"]), row["speed_low"], row["speed_high"]
+    if row["impl"] == BASELINE or ratio == units.UNKNOWN or decided(low, high):
+        return ratio
     if units.is_unknown(low):
-        return f"? {units.ratio(row['speed'])}"
-    if decided(low, high):
-        return units.ratio(row["speed"])
+        return f"? {ratio}"
     level, known = tie(low, high)
     return f"level {known}" if level else known
 
 
-SUMMARY: Registry[SummaryColumn] = Registry("summary column")
-for _name, _header, _meaning, _text, _where in (
-    ("impl", "implementation", "sorted fastest first within a case", lambda row: row["impl"], None),
-    (
-        "time", "time",
+SUMMARY: dict[str, SummaryColumn] = {
+    "impl": SummaryColumn(
+        "implementation",
+        "sorted fastest first within a case",
+        lambda row: row["impl"],
+    ),
+    "time": SummaryColumn(
+        "time",
         "per call (decode: per token): host time on a CPU, the low end of what other work left"
         " alone; stream time on a GPU; ?: unsteady, its error has no bound (see notes); !:"
         " suspect, it cannot be right",
-        _time, None,
+        _time,
     ),
-    (
-        "interval", "95 % interval",
+    "interval": SummaryColumn(
+        "95 % interval",
         "of that time: over fresh processes where there are several (--processes), else within one"
         " process, from order statistics; – below 6 samples",
-        lambda row: units.time_interval(row["time_us_ci_low"], row["time_us_ci_high"]), None,
+        lambda row: units.time_interval(row["time_us_ci_low"], row["time_us_ci_high"]),
     ),
-    (
-        "speed", "speed vs naive",
+    "speed": SummaryColumn(
+        "speed vs naive",
         "naive's time / this time in rounds that both were timed in: above 1 is faster; where the"
         " interval holds 1, level within so much, or from 10 % on the interval; ?: without one",
-        _speed, None,
+        _speed,
     ),
-    (
-        "speed_interval", "its interval",
+    "speed_interval": SummaryColumn(
+        "its interval",
         "at least 95 %, of another process of the same code, too; – below 6 rounds",
-        lambda row: units.ratio_interval(row["speed_low"], row["speed_high"]), None,
+        lambda row: units.ratio_interval(row["speed_low"], row["speed_high"]),
     ),
-    (
-        "rate", "useful rate",
+    "rate": SummaryColumn(
+        "useful rate",
         "useful FLOPs (admitted pairs only, flash-attention's convention) / median time",
-        lambda row: units.flop_rate(row["tflops"]), None,
+        lambda row: units.flop_rate(row["tflops"]),
     ),
-    (
-        "workspace", "workspace",
+    "workspace": SummaryColumn(
+        "workspace",
         "highest allocation during the call, without inputs, prepared memory and outputs",
-        lambda row: units.size(row["memory_workspace_bytes"]), None,
+        lambda row: units.size(row["memory_workspace_bytes"]),
     ),
-    (
-        "error", "error / allowed",
+    "error": SummaryColumn(
+        "error / allowed",
         "error against float64 over the allowed error; right at 1 or below",
-        lambda row: units.digits(row["error_ratio"], 2), None,
+        lambda row: units.digits(row["error_ratio"], 2),
     ),
-    (
-        "status", "status",
-        "ok, or what became of the cell",
-        lambda row: row["status"], None,
-    ),
-    (
-        "approx", "off exact, local",
+    "status": SummaryColumn("status", "ok, or what became of the cell", lambda row: row["status"]),
+    "approx": SummaryColumn(
+        "off exact, local",
         "how far the output is from that of exact attention, relative, in the root mean"
         " square: on normal inputs, whose attention is spread over all keys, and on inputs whose"
         " attention is local; – for what is exact",
         lambda row: _approx(row["approx_error"], row["approx_error_local"]),
         lambda frame: bool(frame["approx_error"].notna().any()),
     ),
-    (
-        "mask", "mask: pairs, blocks, built",
+    "mask": SummaryColumn(
+        "mask: pairs, blocks, built",
         "pairs that the mask admits, of all, and blocks of 128 x 128 that hold one; the"
         " time it took to make the mask, once, outside the calls; – where it made none",
         lambda row: (
@@ -319,8 +303,7 @@ for _name, _header, _meaning, _text, _where in (
         ),
         lambda frame: not frame["mask"].isin(("full", "causal")).all(),
     ),
-):  # fmt: skip
-    SUMMARY.add(_name, SummaryColumn(header=_header, meaning=_meaning, text=_text, where=_where))
+}
 
 
 def _approx(*errors: float | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -18,7 +19,7 @@ from attnbench.errors import UsageError
 UNKNOWN = "–"
 
 _Units = tuple[tuple[float, str], ...]
-_TIMES: _Units = ((1e-3, "ns"), (1.0, "µs"), (1e3, "ms"), (1e6, "s"))
+TIMES: _Units = ((1e-3, "ns"), (1.0, "µs"), (1e3, "ms"), (1e6, "s"))
 _RATES: _Units = ((1e-6, "MFLOP/s"), (1e-3, "GFLOP/s"), (1.0, "TFLOP/s"), (1e3, "PFLOP/s"))
 _BANDWIDTHS: _Units = ((1e-3, "MB/s"), (1.0, "GB/s"), (1e3, "TB/s"))
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -52,26 +53,27 @@ def digits(value: Any, count: int = 3) -> str:
     return f"{float(mantissa) * 10 ** int(exponent):.{max(0, count - 1 - int(exponent))}f}"
 
 
-def _unit(value: float, units: _Units) -> tuple[float, str]:
+def unit(value: float, units: _Units) -> tuple[float, str]:
+    """Return the unit of these in which a value is written: its size, and its name."""
     # 999.6 µs would round to 1000 µs: 999.5 is where three digits roll over.
-    return next((unit for unit in units if abs(value) < 999.5 * unit[0]), units[-1])
+    return next((each for each in units if abs(value) < 999.5 * each[0]), units[-1])
 
 
 @_or_unknown
 def _scaled(value: Any, units: _Units) -> str:
-    scale, name = _unit(value, units)
+    scale, name = unit(value, units)
     return f"{digits(value / scale)} {name}"
 
 
 def time(time_us: float | None) -> str:
     """Return a duration given in microseconds: `1.23 ms`."""
-    return _scaled(time_us, _TIMES)
+    return _scaled(time_us, TIMES)
 
 
 @_or_unknown
 def time_interval(low_us: Any, high_us: Any) -> str:
     """Return `1.20–1.31 ms`, both ends in the unit of the upper one."""
-    scale, name = _unit(max(high_us, 0.0), _TIMES)
+    scale, name = unit(max(high_us, 0.0), TIMES)
     return f"{digits(low_us / scale)}–{digits(high_us / scale)} {name}"
 
 
@@ -100,14 +102,9 @@ def flop_rate(tflops: float | None) -> str:
     return _scaled(tflops, _RATES)
 
 
-def time_unit(time_us: float) -> tuple[float, str]:
-    """Return the unit in which `time` writes a duration: in µs, and its name."""
-    return _unit(time_us, _TIMES)
-
-
 def rate_unit(tflops: float) -> tuple[float, str]:
     """Return the unit in which `flop_rate` writes a rate: in TFLOP/s, and its name."""
-    return _unit(tflops, _RATES)
+    return unit(tflops, _RATES)
 
 
 def bandwidth(gbps: float | None) -> str:
@@ -180,6 +177,19 @@ def glued(text: str) -> str:
     return _UNIT.sub(GLUE, text)
 
 
+def filled(text: str, width: int, hang: int, first: str = "") -> str:
+    """The text broken between words, `hang` blanks before each line but the first."""
+    lines = textwrap.fill(
+        glued(text),
+        width,
+        initial_indent=first,
+        subsequent_indent=" " * hang,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines.replace(GLUE, " ")
+
+
 def escape(text: str) -> str:
     """Make a text safe inside a table cell: no pipe, no line break, no HTML, no emphasis."""
     flat = re.sub(r"\s+", " ", text).replace("&", "&amp;").replace("<", "&lt;")
@@ -204,27 +214,28 @@ def tally(words: Iterable[str], order: Iterable[str]) -> str:
     return ", ".join(f"{of[word]} {word}" for word in order if of[word])
 
 
-def common_words(texts: Sequence[str]) -> list[str]:
-    """Return the words that all texts have, in the order of the first."""
-    words = [text.split() for text in texts]
-    return [word for word in (words[0] if words else []) if all(word in own for own in words)]
+def apart(texts: Sequence[str], *, keep: str = "") -> tuple[str, list[str]]:
+    """Return the words that all texts have, in the order of the first, and each text without them.
 
+    Words that begin with `keep` stay.
+    """
+    words = [text.split() for text in texts]
+    every = [word for word in (words[0] if words else []) if all(word in own for own in words)]
+    common = [word for word in every if not (keep and word.startswith(keep))]
+    return " ".join(common), [" ".join(w for w in own if w not in common) for own in words]
+
+
+# What reads options: each raises UsageError, which names the flag and what it takes.
 
 _LARGEST = 1 << 40
 _DURATION = re.compile(
-    r"(?:(?P<h>[\d.]+)\s*h)?\s*(?:(?P<m>[\d.]+)\s*m(?:in)?)?\s*(?:(?P<s>[\d.]+)\s*s?)?", re.ASCII
+    r"(?:([\d.]+)\s*h)?\s*(?:([\d.]+)\s*m(?:in)?)?\s*(?:([\d.]+)\s*s?)?", re.ASCII
 )
-_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0}
 _MOST_DIGITS = 20  # Python refuses to read numbers of thousands of digits
 
 
 def parse_sizes(text: str, flag: str) -> list[int]:
-    """Read `128,256,1024` or `128..8192` (doubling), or a mix; duplicates are dropped.
-
-    Raises:
-        UsageError: nothing given, a part that is not a whole number of at least 1, or a
-            doubling that does not land on its end.
-    """
+    """Read `128,256,1024` or `128..8192` (doubling), or a mix; duplicates are dropped."""
     sizes: list[int] = []
     for part in parse_names(text, flag):
         first, dots, last = part.partition("..")
@@ -237,11 +248,7 @@ ALL_THREADS = 0  # as many as torch takes by itself
 
 
 def parse_threads(text: str, flag: str) -> list[int]:
-    """Read `1,2,all`; `all` is `ALL_THREADS`.
-
-    Raises:
-        UsageError: as `parse_sizes`, or more than 1024.
-    """
+    """Read `1,2,all`; `all` is `ALL_THREADS`."""
     found: list[int] = []
     for part in parse_names(text, flag):
         found += [ALL_THREADS] if part == "all" else parse_sizes(part, flag)
@@ -251,11 +258,7 @@ def parse_threads(text: str, flag: str) -> list[int]:
 
 
 def parse_names(text: str, flag: str) -> list[str]:
-    """Read `naive,sdpa`; duplicates are dropped.
-
-    Raises:
-        UsageError: an empty list or an empty element.
-    """
+    """Read `naive,sdpa`; duplicates are dropped."""
     names = [part.strip() for part in text.split(",")]
     if not all(names):
         raise UsageError(f"{flag} has an empty element in {text!r}; write it as a,b,c")
@@ -263,22 +266,14 @@ def parse_names(text: str, flag: str) -> list[str]:
 
 
 def parse_positive(text: str, flag: str) -> float:
-    """Read a finite number above 0.
-
-    Raises:
-        UsageError: something else.
-    """
+    """Read a finite number above 0."""
     if not (value := _number(text.strip())):
         raise UsageError(f"{flag} takes a number above 0, not {text[:40]!r}")
     return value
 
 
 def parse_share(text: str, flag: str) -> float:
-    """Read `10%`, `10 %` or `0.1` as 0.1.
-
-    Raises:
-        UsageError: something else, or a number below 0.
-    """
+    """Read `10%`, `10 %` or `0.1` as 0.1."""
     number = text.strip()
     percent = number.endswith("%")
     value = _number(number.removesuffix("%").strip())
@@ -288,11 +283,7 @@ def parse_share(text: str, flag: str) -> float:
 
 
 def parse_shard(text: str, flag: str) -> tuple[int, int]:
-    """Read `3/8` as (3, 8).
-
-    Raises:
-        UsageError: it is no such pair, or beyond its count.
-    """
+    """Read `3/8` as (3, 8)."""
     found = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", text, re.ASCII)
     if found and (shard := (int(found[1]), int(found[2])))[0] <= shard[1]:
         return shard
@@ -305,33 +296,24 @@ _LEAST_BYTES = 1 << 26
 
 
 def parse_memory(text: str, flag: str) -> float:
-    """Read `8GB` or `8GiB` as bytes, `80%` as the share 0.8, and `none` as 0.
-
-    Raises:
-        UsageError: something else, nothing at all, more than 100 %, or too few bytes for a worker.
-    """
-    unit = text.strip().lstrip("0123456789. ")
-    number = _number(text.strip().removesuffix(unit).strip() or "0")
-    value = (number or 0.0) * _MEMORY.get(unit.upper(), 0.0)
-    if unit != "none" and not 0 < value <= (1 if unit == "%" else 1e18):
+    """Read `8GB` or `8GiB` as bytes, `80%` as the share 0.8, and `none` as 0."""
+    name = text.strip().lstrip("0123456789. ")
+    number = _number(text.strip().removesuffix(name).strip() or "0")
+    value = (number or 0.0) * _MEMORY.get(name.upper(), 0.0)
+    if name != "none" and not 0 < value <= (1 if name == "%" else 1e18):
         raise UsageError(f"{flag} takes 8GB, 500MiB, 80% or none, not {text[:40]!r}")
-    if unit not in ("%", "none") and value < _LEAST_BYTES:
+    if name not in ("%", "none") and value < _LEAST_BYTES:
         raise UsageError(f"{flag} {text.strip()}: a worker needs {_LEAST_BYTES >> 20} MiB at least")
     return value
 
 
 def parse_duration(text: str, flag: str) -> float:
-    """Read `90s`, `5m`, `2m30s`, `1h` or plain seconds: the time in seconds.
-
-    Raises:
-        UsageError: something else, or no time at all.
-    """
+    """Read `90s`, `5m`, `2m30s`, `1h` or plain seconds: the time in seconds."""
     found = _DURATION.fullmatch(text.strip())
-    written = {unit: part for unit, part in found.groupdict().items() if part} if found else {}
-    numbers = [_number(part) for part in written.values()]
-    if None in numbers or not any(numbers):
+    parts = [_number(part or "0") for part in found.groups()] if found else []
+    if None in parts or not any(parts):
         raise UsageError(f"{flag} takes a time such as 90s, 5m or 2m30s, not {text[:40]!r}")
-    return sum(_SECONDS[unit] * float(part) for unit, part in written.items())
+    return sum(unit_s * (part or 0.0) for unit_s, part in zip((3600, 60, 1), parts, strict=True))
 
 
 def _number(text: str) -> float | None:
@@ -355,15 +337,12 @@ def _size(text: str, part: str, flag: str) -> int:
 
 
 def _doubling(start: int, end: int, flag: str) -> list[int]:
-    sizes = [start]
-    while sizes[-1] < end:
-        sizes.append(sizes[-1] * 2)
     if end < start:
         raise UsageError(f"{flag} {start}..{end} is reversed: {end}..{start}")
+    sizes = [start << step for step in range((end // start).bit_length())]
     if sizes[-1] != end:
-        below = sizes[-2] if len(sizes) > 1 else start
         raise UsageError(
-            f"{flag} {start}..{end} doubles and must land on its end: {start}..{below}"
-            f" or {start}..{sizes[-1]}"
+            f"{flag} {start}..{end} doubles and must land on its end: {start}..{sizes[-1]}"
+            f" or {start}..{2 * sizes[-1]}"
         )
     return sizes

@@ -9,6 +9,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +128,9 @@ def _check(
         if stamps is not None and _stamps(options["files"]) != stamps:
             raise ChangedError
         if result is not None and verbose and not as_json:
-            click.echo(_line(result))
+            reason = f": {result.reason}" if result.reason else ""
+            item = f"{result.item.name}: {case_label(result.item.case)}"
+            click.echo(f"{result.status:11} {result.impl}: {item}{reason}")
 
     with CheckDisplay(seen, quiet=verbose and not as_json) as display:
         results = run_checks(
@@ -157,21 +160,12 @@ def _check(
 
 
 def _print_failures(kinds: list[Failure]) -> None:
-    impl, number = None, 0
-    for kind in kinds:
-        if kind.impl != impl:
-            impl, number = kind.impl, 0
-            click.secho(impl, bold=True)
-        number += 1
-        for line in lines(kind, number):
-            say(line, hang=5)
-        click.echo()
-
-
-def _line(result: CheckResult) -> str:
-    reason = f": {result.reason}" if result.reason else ""
-    item = f"{result.item.name}: {case_label(result.item.case)}"
-    return f"{result.status:11} {result.impl}: {item}{reason}"
+    for impl, own in groupby(kinds, key=lambda kind: kind.impl):
+        click.secho(impl, bold=True)
+        for number, kind in enumerate(own, start=1):
+            for line in lines(kind, number):
+                say(line, hang=5)
+            click.echo()
 
 
 def _by_impl(results: list[CheckResult]) -> Iterator[tuple[str, list[CheckResult]]]:
@@ -184,7 +178,6 @@ def _by_impl(results: list[CheckResult]) -> Iterator[tuple[str, list[CheckResult
 
 def _print_checks(results: list[CheckResult]) -> None:
     """A row for each implementation: how many checks passed, and why it was not run."""
-    from attnbench.base.units import digits
     from attnbench.report.tables import table
 
     rows = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnbench.base import units
+from attnbench.base.units import counted
 from attnbench.cli.options import device_option, say, threads_option
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ def _print_examination(examination: Examination) -> None:
     facts = examination.diagnosis["facts"]
     machine = (
         facts["device_name"],
-        f"{facts['threads']} thread{'s' * (facts['threads'] != 1)} on CPUs"
-        f" {ranges(facts['affinity']) or 'unknown'}",
+        f"{counted(facts['threads'], 'thread')} on CPUs {ranges(facts['affinity']) or 'unknown'}",
         f"torch {facts['torch']}" + (f" ({facts['blas']})" if facts.get("blas") else ""),
         f"python {facts['python']}",
     )
@@ -88,15 +87,14 @@ def _print_examination(examination: Examination) -> None:
 
 def _of_the_gpu(gpu: dict[str, Any], facts: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """What it is, then what works on it: a row for each kernel and for each reason against it."""
-    known = {name: units.UNKNOWN if value is None else value for name, value in gpu.items()}
-    free, total, l2 = (
-        units.size(gpu[f"{name}_bytes"]) for name in ("memory_free", "memory_total", "l2")
-    )
-    processors = f"compute capability {known['capability']}, {known['processors']} SMs, L2 {l2}"
-    yield "", "processors", processors
+    from attnbench.report.tables import value_texts
+
+    known = value_texts(gpu)
+    processors = f"compute capability {known['capability']}, {known['processors']} SMs"
+    yield "", "processors", f"{processors}, L2 {known['l2_bytes']}"
     versions = f"driver {known['driver']}, CUDA {facts['cuda']}, cuDNN {known['cudnn']}"
     yield "", "software", versions
-    yield "", "memory", f"{free} of {total} free"
+    yield "", "memory", f"{known['memory_free_bytes']} of {known['memory_total_bytes']} free"
     part = ", an instance of MIG" if gpu["mig"] else ""
     yield "", "compute mode", f"{known['compute_mode']}{part}"
     answers = {"NVML": gpu["problem"], "energy counter": None if gpu["energy_counter"] else "none"}

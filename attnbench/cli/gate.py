@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attnbench.base.registry import unknown
+from attnbench.base.units import counted
 from attnbench.cli.options import (
     AXIS_FIELDS,
     DEVICE,
@@ -123,8 +124,8 @@ def compare(options: dict[str, Any]) -> ExitCode:
         return _compared(options, None).exit_code
     if len(pythons) != 2:
         raise UsageError(
-            f"{len(pythons)} environment{'s' * (len(pythons) != 1)} given (--python): two are"
-            f" compared, the base's first; this one is {sys.executable}"
+            f"{counted(len(pythons), 'environment')} given (--python): two are compared, the"
+            f" base's first; this one is {sys.executable}"
         )
     if sys.stderr.isatty() and not options["quiet"]:
         say(f"asking {' and '.join(pythons)} for their torch", err=True)
@@ -260,8 +261,7 @@ def _finish(run: GateRun, folder: Path | None, quiet: bool) -> Outcome:
     failure = None
     if folder is not None:
         try:
-            warning = outputs.write_all(folder, run, outcome)
-            if warning:
+            if warning := outputs.write_all(folder, run, outcome):
                 say(f"Warning: {warning}", err=True)
         except StoreError as err:
             failure = err

@@ -7,7 +7,6 @@ import errno
 import os
 import shutil
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,7 @@ from click.shell_completion import CompletionItem
 from attnbench.base.files import NAME, RECENT
 from attnbench.base.jsontext import plain
 from attnbench.base.units import (
-    GLUE,
-    glued,
+    filled,
     parse_duration,
     parse_names,
     parse_positive,
@@ -48,14 +46,7 @@ def wrapped(text: str, *, err: bool = False, hang: int = 2) -> str:
     stream = sys.stderr if err else sys.stdout
     if stream is None or not (stream.isatty() or "COLUMNS" in os.environ):  # None: it is closed
         return text
-    lines = textwrap.fill(
-        glued(text),
-        shutil.get_terminal_size().columns,
-        subsequent_indent=" " * hang,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return lines.replace(GLUE, " ")
+    return filled(text, shutil.get_terminal_size().columns, hang)
 
 
 def say(text: str, *, err: bool = False, fg: str | None = None, hang: int = 2) -> None:

@@ -130,9 +130,8 @@ class SweepDisplay(_Display, Listener):
         again = f", each {len(plan.passes)} times," if len(measured) > count else ""
         processes = sum(len(list(jobs_of(cells))) for cells in plan.passes)
         decided = f", {len(plan.decided)} unsupported or skipped" if plan.decided else ""
-        cells = f"{count} cell{'s' * (count != 1)}{again}"
         workers = f"{processes} process{'es' * (processes != 1)}"
-        self.say(f"{cells} in {workers}{decided} -> {path}")
+        self.say(f"{units.counted(count, 'cell')}{again} in {workers}{decided} -> {path}")
         self._begin(
             TextColumn("{task.percentage:.0f} %"),
             BarColumn(bar_width=12),
@@ -226,7 +225,7 @@ class GateDisplay(_Display):
 
     def planned(self, cells: tuple[GateCell, ...]) -> None:
         """Say how many cells are watched."""
-        self.say(f"{len(cells)} cell{'s' * (len(cells) != 1)}")
+        self.say(units.counted(len(cells), "cell"))
 
     def round_measured(self, found: Round, number: int, words: str) -> None:
         """Count a round; one that is discarded is named, since it takes time."""
@@ -246,9 +245,7 @@ def line(record: Record) -> str:
 def _time(record: Record) -> str:
     from attnbench.analysis import times
 
-    reported_us = times.time_us(record)
-    assert reported_us is not None, "what is ok has a time"
-    return units.time(reported_us)
+    return units.time(times.time_us(record))
 
 
 def _print_plan(plan: Plan, forecast: Forecast | None) -> None:
@@ -273,7 +270,7 @@ def _print_plan(plan: Plan, forecast: Forecast | None) -> None:
     every = [cell for job in plan.jobs for cell in job.cells()]
     count = sum(not forecast.too_large(cell) for cell in every)
     others = len(plan.decided) + len(every) - count
-    say(f"{count} cell{'s' * (count != 1)} to measure, {others} unsupported or skipped")
+    say(f"{units.counted(count, 'cell')} to measure, {others} unsupported or skipped")
     keys, planned = {cell.key for cell in every}, list(itertools.chain.from_iterable(plan.passes))
     if left_out := len({cell.key for cell in planned} - keys):
         say(f"{left_out} more, for which --max-total-time will probably not suffice")

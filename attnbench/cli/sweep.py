@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnbench.base.units import ALL_THREADS
+from attnbench.base.units import ALL_THREADS, counted, seconds
 from attnbench.cli.options import (
     AXIS_FIELDS,
     DURATION,
@@ -201,7 +201,6 @@ def _written(value: Any) -> Any:
 
 def _print_summary(run: Run) -> None:
     """The rows best first, what failed, where the time went, and the next command."""
-    from attnbench.analysis.doubts import doubt_sentence, suspect_sentence
     from attnbench.analysis.highlights import (
         SUMMARY,
         measured_on,
@@ -209,8 +208,8 @@ def _print_summary(run: Run) -> None:
         summary_columns,
         summary_rows,
     )
+    from attnbench.analysis.notes import doubt_sentence, suspect_sentence
     from attnbench.analysis.table import compared, failures, spent
-    from attnbench.base.units import seconds
     from attnbench.report.tables import table
 
     frame = compared(run)
@@ -218,15 +217,15 @@ def _print_summary(run: Run) -> None:
     rows = summary_rows(measured)
     shown = rows if len(rows) <= _SHOWN else _largest(rows, measured)
     names = ["impl", "time", "interval", "speed", "rate", "workspace", "error", "status"]
-    names[-1:-1] = [name for name in summary_columns(frame) if SUMMARY.get(name).where]
-    header = [SUMMARY.get(name).header for name in names]
+    names[-1:-1] = [name for name in summary_columns(frame) if SUMMARY[name].where]
+    header = [SUMMARY[name].header for name in names]
     lines, last = [], None
     for row in shown:
         lines.append([row["case"] if row["case"] != last else "", *(row[name] for name in names)])
         last = row["case"]
     if lines:
         dropped = ("mask", "status", "error", "rate", "workspace", "interval")
-        spare = [SUMMARY.get(name).header for name in dropped if name in names]
+        spare = [SUMMARY[name].header for name in dropped if name in names]
         click.echo(table(["case", *header], lines, right=header[1:-1], spare=spare), nl=False)
     if len(shown) < len(rows):
         say(
@@ -243,7 +242,7 @@ def _print_summary(run: Run) -> None:
     if failed:
         say("not measured:" if rows else "no cell was measured:")
     for cell in failed:
-        count = f"{cell['cells']} {'cell' if cell['cells'] == 1 else 'cells'}"
+        count = counted(cell["cells"], "cell")
         say(f"  {cell['status']}: {cell['impl']} ({count}): {cell['reason']}", hang=4)
     wall_s = run.info.get("spent", {}).get("wall_s")
     if wall_s is not None:

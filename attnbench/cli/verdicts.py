@@ -231,12 +231,8 @@ def claims(
     code = int(code_of(found))
     if as_json:
         rows = [
-            {
-                **to_builtins(c),
-                "expected": c.expected,
-                "finding": f.to_json(),
-                "agrees": agrees(c, f),
-            }
+            to_builtins(c)
+            | {"expected": c.expected, "finding": f.to_json(), "agrees": agrees(c, f)}
             for c, f in found
         ]
         click.echo(json.dumps({"run": loaded.run_id, "claims": rows}, indent=1))

@@ -228,7 +228,13 @@ def as_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
             "before": _source(one.before),
             "after": _source(one.after),
             "environment": [{"name": n, "before": a, "after": b} for n, a, b in one.environment],
-            "same": one.same and _measured(one.same),
+            "same": one.same
+            and {
+                "shift": one.same.shift.run,
+                "spread": {"typical": one.same.spread.typical, "runs": one.same.spread.runs},
+                "earlier_shifts": one.same.spread.shifts,
+                "rows": [vars(r) | {"case": r.case and r.case.to_json()} for r in one.same.rows],
+            },
             "elsewhere": one.elsewhere,
         }
         for one in comparisons
@@ -240,12 +246,3 @@ def as_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
 def _source(source: Source) -> dict[str, Any]:
     names = ("name", "created", "code")
     return {name: getattr(source, name) for name in names} | {"path": str(source.path)}
-
-
-def _measured(same: Compared) -> dict[str, Any]:
-    return {
-        "shift": same.shift.run,
-        "spread": {"typical": same.spread.typical, "runs": same.spread.runs},
-        "earlier_shifts": same.spread.shifts,
-        "rows": [vars(row) | {"case": row.case and row.case.to_json()} for row in same.rows],
-    }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -137,6 +138,11 @@ class Plot:
     alt: str
     svg: Path
 
+    @property
+    def data(self) -> str:
+        """For a page, as a data: URI."""
+        return data_uri(self.svg.read_bytes())
+
 
 def figure_of(size: tuple[float, float], title: str, subject: str) -> Figure:
     """An empty figure of `size` inches, with its title and below it what all panels share."""
@@ -163,6 +169,22 @@ def panels(count: int, height: float, title: str, subject: str) -> tuple[Figure,
     for ax in axes[count:]:
         ax.remove()
     return figure, axes[:count]
+
+
+def name_rows(
+    ax: Axes, rows: Sequence[tuple[str, str]], colours: Sequence[str], bold: Sequence[int]
+) -> None:
+    """Name rows 0, 1 … from top to bottom: left what they are, right their figures."""
+    right = ax.secondary_yaxis("right")
+    right.spines["right"].set_visible(False)
+    for axis, side in ((ax, 0), (right, 1)):
+        # A dollar would begin a formula.
+        axis.set_yticks(range(len(rows)), [row[side].replace("$", r"\$") for row in rows])
+        axis.tick_params(axis="y", length=0)
+        for y, text in enumerate(axis.get_yticklabels()):
+            text.set_color(colours[y % len(colours)])
+            text.set_fontweight("bold" if y in bold else "normal")
+    ax.grid(visible=False, axis="y")
 
 
 def short(name: str) -> str:
@@ -193,14 +215,21 @@ def write(figure: Figure, stem: str, folder: Path) -> Path:
     # Not by `savefig`, which draws every figure twice; the SVG, which changes the dpi, comes last.
     canvas: Any = FigureCanvasAgg(figure)
     canvas.print_png(svg.with_suffix(".png"), metadata={"Software": "attnbench"})
-    canvas = FigureCanvasSVG(figure)
-    canvas.print_svg(svg, metadata={"Date": None, "Creator": "attnbench"})
+    svg.write_bytes(svg_of(figure))
     return svg
 
 
-def data_uri(svg: Path) -> str:
+def svg_of(figure: Figure) -> bytes:
+    """The SVG of a figure without a layout engine."""
+    canvas: Any = FigureCanvasSVG(figure)
+    drawn = io.BytesIO()
+    canvas.print_svg(drawn, metadata={"Date": None, "Creator": "attnbench"})
+    return drawn.getvalue()
+
+
+def data_uri(svg: bytes) -> str:
     """An SVG inside a page, which isolates it from the page's ids and styles."""
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg.read_bytes()).decode('ascii')}"
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode('ascii')}"
 
 
 @dataclass(frozen=True)

@@ -58,13 +58,6 @@ def axis_name(axis: str, workload: str) -> str:
     return "model width E" if axis == "d" and workload != "attention" else AXIS_NAMES[axis]
 
 
-def apart(texts: Sequence[str]) -> tuple[str, list[str]]:
-    """What all texts have in common, word by word, and what is left of each."""
-    plain = [text.replace(",", " ") for text in texts]
-    common = units.common_words(plain)
-    return " ".join(common), [" ".join(w for w in t.split() if w not in common) for t in plain]
-
-
 def by_name(impl: str) -> tuple[bool, str]:
     """A key for sorting implementations: the baseline first."""
     return impl != BASELINE, impl
@@ -90,32 +83,42 @@ def points(
 
 
 class VerdictRow(NamedTuple):
-    """One finding as the texts under `HEADERS`, and what they are sorted and coloured by."""
+    """One finding, and what was measured."""
 
-    subject: str
-    question: str
-    law: str
+    finding: Finding
     figure: str
-    top: str
-    mark: str
-    reason: str
-    verdict: Verdict
+    top: Uncertain | None = None
     as_predicted: bool = False  # FLOPs or workspace that are what they should be
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts under `HEADERS`."""
+        of, top = self.finding, interval(self.top)
+        law, verdict = raised(of.law), mark(of.verdict)
+        return of.subject, of.question, law, self.figure, top, verdict, of.reason
 
 
 def verdicts(scaling: Scaling) -> list[VerdictRow]:
     """Every finding: what was refuted first, then by verdict; counts that hold come last."""
     rows = [
-        *(_row(f.finding, interval(f.exponent), f.top) for f in scaling.exponents if f.finding),
         *(
-            _row(fit.finding, f"{units.percent(fit.held_out)} off at the held-out n")
+            VerdictRow(fit.finding, interval(fit.exponent), fit.top)
+            for fit in scaling.exponents
+            if fit.finding
+        ),
+        *(
+            VerdictRow(fit.finding, f"{units.percent(fit.held_out)} off at the held-out n")
             for fit in scaling.models
             if fit.finding
         ),
-        *(_row(finding, units.UNKNOWN) for finding in scaling.problems),
-        *(_row(f.finding, _growth_of(f), counted=True) for f in scaling.exact if f.finding),
+        *(VerdictRow(finding, units.UNKNOWN) for finding in scaling.problems),
+        *(
+            VerdictRow(fit.finding, _growth_of(fit), as_predicted=fit.finding.verdict == "holds")
+            for fit in scaling.exact
+            if fit.finding
+        ),
     ]
-    return sorted(rows, key=lambda row: (row.as_predicted, WORST_FIRST.index(row.verdict)))
+    return sorted(rows, key=lambda row: (row.as_predicted, WORST_FIRST.index(row.finding.verdict)))
 
 
 def counts(scaling: Scaling) -> str:
@@ -123,16 +126,6 @@ def counts(scaling: Scaling) -> str:
     found = [finding.verdict for finding in scaling.findings]
     words = {"holds": "hold" if found.count("holds") != 1 else "holds"}
     return ", ".join(f"{found.count(v)} {words.get(v, v)}" for v in VERDICTS if v in found)
-
-
-def _row(
-    finding: Finding, figure: str, top: Uncertain | None = None, *, counted: bool = False
-) -> VerdictRow:
-    return VerdictRow(
-        finding.subject, finding.question, raised(finding.law), figure, interval(top),
-        mark(finding.verdict), finding.reason, finding.verdict,
-        counted and finding.verdict == "holds",
-    )  # fmt: skip
 
 
 def ratios(fit: ExactFit) -> tuple[tuple[float, float], ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +15,6 @@ from matplotlib.figure import Figure
 from attnbench.analysis.history.series import VERDICTS, Found, Line, Series, Verdict
 from attnbench.base import units
 from attnbench.base.units import counted, tally
-from attnbench.errors import StoreError
 from attnbench.report import figures, parts
 from attnbench.report.figures import INK, QUIET, Look
 from attnbench.report.gate.texts import change
@@ -42,8 +40,8 @@ PICTURES = (
 )
 
 
-def section(series: Series, scratch: Path | None = None) -> Section:
-    """All that is to be shown of a machine; with pictures where there is a folder to draw in."""
+def section(series: Series, *, pictures: bool = False) -> Section:
+    """All that is to be shown of a machine."""
     names = _names(series)
     found = [(line, one) for line in series.lines for one in line.found]
     found.sort(key=lambda pair: -abs(pair[1].step.log))
@@ -70,8 +68,8 @@ def section(series: Series, scratch: Path | None = None) -> Section:
         ),
         Part(title="Changes of the environment", sentences=changes),
     ]  # fmt: skip
-    if scratch:
-        shown.append(_pictures(series, names, scratch))
+    if pictures:
+        shown.append(_pictures(series, names))
     of_cells = (line.verdict for line in series.lines if line.kind == "cell")
     return Section(
         title=tally(of_cells, VERDICTS),
@@ -118,7 +116,7 @@ def _heading(series: Series) -> str:
     return f"{count} on {where}, {first.when:%Y-%m-%d %H:%M} to {last.when:%Y-%m-%d %H:%M}"
 
 
-def _pictures(series: Series, names: dict[Line, str], scratch: Path) -> Part:
+def _pictures(series: Series, names: dict[Line, str]) -> Part:
     """The whole run, whose moods explain the others', then what changed most."""
     lines = sorted(series.lines, key=lambda line: line.kind != "run")[:PANELS]
     left_out = len(series.lines) - len(lines)
@@ -128,9 +126,7 @@ def _pictures(series: Series, names: dict[Line, str], scratch: Path) -> Part:
         panels=[
             {"name": names[line], "verdict": line.verdict, "data": data,
              "changes": ", ".join(_figures(series, found)[1] for found in line.found)}
-            for line, data in zip(
-                lines, draw_all(series, lines, scratch), strict=True
-            )
+            for line, data in zip(lines, draw_all(series, lines), strict=True)
         ],
     )  # fmt: skip
 
@@ -141,12 +137,7 @@ def write_all(folder: Path, found: Sequence[Series]) -> Path:
     Raises:
         StoreError: the folder cannot be written.
     """
-    try:
-        with tempfile.TemporaryDirectory() as scratch:
-            sections = [section(series, Path(scratch)) for series in found]
-    except OSError as err:
-        raise StoreError(f"cannot draw in {tempfile.gettempdir()} ({err.strerror})") from err
-    return parts.write_all(folder, NAME, sections)
+    return parts.write_all(folder, NAME, [section(series, pictures=True) for series in found])
 
 
 SIZE = (4.2, 1.9)  # inches
@@ -156,13 +147,13 @@ COLOURS: dict[Verdict, str] = {
 COMMON = Look(QUIET, "o")
 
 
-def draw_all(series: Series, lines: Sequence[Line], scratch: Path) -> Iterator[str]:
-    """A panel for each of `lines`, as a data: URI of an SVG; `scratch` is a folder for it."""
+def draw_all(series: Series, lines: Sequence[Line]) -> Iterator[str]:
+    """A panel for each of `lines`, as a data: URI of an SVG."""
     looks = figures.looks(line.name.split()[0] for line in lines if line.kind == "cell")
     with mpl.rc_context(figures.RC):
         for line in lines:
             look = looks[line.name.split()[0]] if line.kind == "cell" else COMMON
-            yield figures.data_uri(figures.write(_panel(series, line, look), "panel", scratch))
+            yield figures.data_uri(figures.svg_of(_panel(series, line, look)))
 
 
 def _panel(series: Series, line: Line, look: Look) -> Figure:
@@ -170,7 +161,7 @@ def _panel(series: Series, line: Line, look: Look) -> Figure:
     ax = figure.add_axes((0.13, 0.17, 0.85, 0.72))
     scale, unit = (1.0, "×")
     if line.kind == "cell":
-        scale, unit = units.time_unit(float(np.median(line.values)))
+        scale, unit = units.unit(float(np.median(line.values)), units.TIMES)
     y = np.asarray(line.values) / scale
     ends = [0, *(line.at.index(found.at) for found in line.found), len(y)]
     parts = list(pairwise(ends))

@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from attnbench.analysis.crossovers import Crossover
-from attnbench.analysis.doubts import WIDE
+from attnbench.analysis.notes import WIDE
 from attnbench.analysis.table import BASELINE
 from attnbench.base import units
 from attnbench.machine.limits import peak_tflops

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -26,13 +28,22 @@ from attnbench.execution.store import load_run
 from attnbench.report import exponents, figures, growth, lines, models, roofline, tradeoff
 from attnbench.report.content import FAILURE, LIMIT, Content
 from attnbench.report.figures import Plot
-from attnbench.report.tables import value_text
+from attnbench.report.tables import value_text, value_texts
 
 PAGE = "report.html"
 MARKDOWN = "report.md"
 PLOTS = "plots"
 MOST_FAILURES, MOST_VERDICTS, MOST_CROSSINGS = 20, 60, 20  # in Markdown
 TEMPLATES = Path(__file__).parent  # page.html.jinja, and page.css which it includes
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """What is drawn into `folder` meanwhile; raises StoreError where it cannot be written."""
+    try:
+        yield
+    except OSError as err:
+        raise StoreError(f"cannot write a report into {folder} ({err.strerror})") from err
 
 
 def write_report(run_path: Path) -> Path:
@@ -44,15 +55,12 @@ def write_report(run_path: Path) -> Path:
         StoreError: the folder is not a run, is damaged or cannot be written.
     """
     content = Content.of(load_run(run_path))
-    try:
+    with writing(run_path):
         folder = emptied(run_path / PLOTS)
-        plots = draw_charts(content, folder)
-        grown = draw_growth(content.scaling, folder)
-        texts = {MARKDOWN: render_markdown(content), PAGE: render_html(content, plots, grown)}
-        for name, text in texts.items():
-            write_whole(run_path / name, text)
-    except OSError as err:
-        raise StoreError(f"cannot write a report into {run_path} ({err.strerror})") from err
+        plots, grown = draw_charts(content, folder), draw_growth(content.scaling, folder)
+        markdown, page = render_markdown(content), render_html(content, plots, grown)
+        write_whole(run_path / MARKDOWN, markdown)
+        write_whole(run_path / PAGE, page)
     return run_path / PAGE
 
 
@@ -83,44 +91,19 @@ def draw_growth(scaling: Scaling, folder: Path) -> list[Plot]:
 
 def render_html(content: Content, plots: list[Plot], grown: list[Plot]) -> str:
     """Return the page; `grown` are the figures of growth. Texts are escaped, images data: URIs."""
-    parts, left_out = content.parts()
-    values = {
-        "run_id": content.run.run_id,
-        "device_name": measured_on(content.run, content.cells)[0] or "an unknown device",
-        "facts": content.facts(),
-        "sentences": content.sentences(),
-        "plots": plot_groups(plots),
-        "growth": _growth_values(content, grown),
-        "tables": parts,
-        "headers": {"limits": LIMIT, "failures": FAILURE, "crossovers": ("pair", "crossing")},
-        "left_out": left_out,
-        "limits": content.limits(),
-        "failures": content.failures(),
-        "suspects": content.suspects(),
-        "spent": content.spent(),
-        "environment": {
-            k: value_text(k, v) for k, v in content.environment.items() if k != "ceilings"
-        },
-        "options": {
-            k: value_text("", v) for k, v in (content.run.info.get("options") or {}).items()
-        },
-        "columns": [*summary_columns(content.cells).values()],
-        "all_columns": [column for _, column in COLUMNS.items()],
-    }
-    sections = [  # anchor and name; a value that is missing or empty leaves its section out
-        ("findings", "In short", True),
-        ("plots", "Plots", values["plots"]),
-        ("growth", "How cost grows", values["growth"]),
-        ("results", "Results", True),
-        ("limits", "Limits", values["limits"]),
-        ("failures", "Without a result", values["failures"]),
-        ("suspects", "Suspect", values["suspects"]),
-        ("time", "Wall time", values["spent"]),
-        ("environment", "Environment", True),
-        ("columns", "Columns", True),
-    ]
-    shown = [(anchor, name) for anchor, name, there in sections if there]
-    return template("page.html.jinja").render(sections=shown, **values)
+    return template("page.html.jinja").render(
+        content=content,
+        device_name=measured_on(content.run, content.cells)[0] or "an unknown device",
+        plots=plot_groups(plots),
+        grown=plot_groups(grown),
+        growth=growth,
+        headers={"limits": LIMIT, "failures": FAILURE, "crossovers": ("pair", "crossing")},
+        environment=value_texts(content.environment),
+        options=content.run.info.get("options") or {},
+        value_text=value_text,
+        columns=[*summary_columns(content.cells).values()],
+        all_columns=[column for _, column in COLUMNS.items()],
+    )
 
 
 def template(name: str) -> Template:
@@ -132,29 +115,10 @@ def template(name: str) -> Template:
     return environment.get_template(name)
 
 
-def _growth_values(content: Content, plots: list[Plot]) -> dict[str, Any] | None:
-    """The section on growth; None where the run has no series and no pair to ask about."""
-    if not growth.anything(content.scaling, content.crossovers):
-        return None
-    verdicts = growth.verdicts(content.scaling)
-    tables, left_out = growth.crossover_tables(content.crossovers)
-    return {
-        "counts": growth.counts(content.scaling),
-        "headers": growth.HEADERS,
-        "verdicts": verdicts[: growth.MOST_FINDINGS],
-        "verdicts_left_out": len(verdicts[growth.MOST_FINDINGS :]),
-        "plots": plot_groups(plots),
-        "crossovers": tables,
-        "crossovers_left_out": left_out,
-    }
-
-
 def plot_groups(plots: list[Plot]) -> list[dict[str, Any]]:
-    """Gather the figures of one chart, each with its SVG as a data: URI."""
-    return [
-        {"title": title, "plots": [vars(p) | {"data": figures.data_uri(p.svg)} for p in group]}
-        for title, group in groupby(plots, key=lambda plot: plot.title)
-    ]
+    """Gather the figures of one chart."""
+    groups = groupby(plots, key=lambda plot: plot.title)
+    return [{"title": title, "plots": list(group)} for title, group in groups]
 
 
 def render_markdown(content: Content) -> str:
@@ -197,7 +161,7 @@ def _growth_blocks(content: Content) -> list[str]:
     if not growth.anything(content.scaling, content.crossovers):
         return []
     found, columns = growth.verdicts(content.scaling), len(growth.HEADERS)
-    rows = [list(map(str, row[:columns])) for row in found if not row.as_predicted]
+    rows = [row.texts for row in found if not row.as_predicted]
     blocks = ["### How cost grows"]
     if found:
         blocks.append(f"Verdicts on declared laws: {growth.counts(content.scaling)}.")

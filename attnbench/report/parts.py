@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,9 +53,7 @@ class Section:
 
 def shortened(names: Sequence[str]) -> tuple[str, list[str]]:
     """The words that all names have, and each name without them; one name stays as it is."""
-    shared = units.common_words(names) if len(names) > 1 else []
-    own = [" ".join(word for word in name.split() if word not in shared) for name in names]
-    return " ".join(shared), own
+    return units.apart(names) if len(names) > 1 else ("", list(names))
 
 
 def terminal(sections: Sequence[Section]) -> str:
@@ -75,11 +72,7 @@ def _on_terminal(part: Part) -> Iterator[Any]:
         return
     yield Text(f"\n{part.title}", style="bold")
     for sentence in part.sentences[:_SHOWN]:
-        lines = textwrap.fill(
-            units.glued(sentence), tables.console().width, initial_indent="- ",
-            subsequent_indent="  ", break_long_words=False, break_on_hyphens=False,
-        )  # fmt: skip
-        yield Text(lines, no_wrap=True)
+        yield Text(units.filled(sentence, tables.console().width, 2, "- "), no_wrap=True)
     if part.rows:
         rows = [
             [Text(text, STYLES[text[0]]) if text[:1] in STYLES else text for text in row]
@@ -115,17 +108,15 @@ def markdown(name: str, sections: Sequence[Section]) -> str:
         for part in section.parts:
             if part.panels:
                 continue
-            title = f"{part.title} ({len(part.rows)})"
+            folded = f"<details><summary>{part.title} ({len(part.rows)})</summary>"
             blocks += [
-                f"<details><summary>{title}</summary>" if part.folded else f"### {part.title}"
+                folded if part.folded else f"### {part.title}",
+                units.bullets(part.sentences),
+                units.table(part.header, _signed(part), part.text_columns) if part.rows else "",
+                "\n".join(f"    {command}" for command in part.commands),
+                "</details>" if part.folded else "",
             ]
-            blocks += [units.bullets(part.sentences)] if part.sentences else []
-            blocks += (
-                [units.table(part.header, _signed(part), part.text_columns)] if part.rows else []
-            )
-            blocks += ["\n".join(f"    {c}" for c in part.commands)] if part.commands else []
-            blocks += ["</details>"] if part.folded else []
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join(filter(None, blocks)) + "\n"
 
 
 def write_all(folder: Path, name: str, sections: Sequence[Section]) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -37,35 +37,34 @@ def grid(
     Columns named in `right` (numbers) and `whole` stay in one line; those in `spare` are left out
     one by one where the console is too narrow; where that is not enough, words are split.
     """
-    room = (to or console()).width
     texts = [[Text(units.glued(c)) if isinstance(c, str) else c for c in row] for row in rows]
     columns = dict(zip(header, zip(*texts, strict=True), strict=True)) if texts else {}
     full = {name: max(map(len, (name, *cells))) for name, cells in columns.items()}
-    least = {
+    widths = {
         name: full[name]
         if name in (*whole, *right)
         else max(len(word) for c in (name, *cells) for word in str(c).split() or [""])
         for name, cells in columns.items()
     }
-    left_out, free = [], room - sum(least.values()) - _GAP * (len(least) - 1)
+    room = (to or console()).width
+    left_out, free = [], room - sum(widths.values()) - _GAP * (len(widths) - 1)
     for name in spare:
         if free < 0:
             left_out.append(name)
-            free += least.pop(name) + _GAP
+            free += widths.pop(name) + _GAP
     free = max(free, 0)
     found = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, caption_justify="left")
     found.caption = f"too narrow for: {', '.join(left_out)}" if left_out else None
-    widths = dict(least)
-    by_need = sorted(least, key=lambda name: full[name] - least[name])
+    by_need = sorted(widths, key=lambda name: full[name] - widths[name])
     for number, name in enumerate(by_need):  # those that need little get it, the others share
-        more = min(full[name] - least[name], free // (len(by_need) - number))
-        widths[name], free = least[name] + more, free - more
-    for name in least:
+        more = min(full[name] - widths[name], free // (len(by_need) - number))
+        widths[name], free = widths[name] + more, free - more
+    for name in widths:
         found.add_column(
             name, width=widths[name], overflow="fold", justify="right" if name in right else "left"
         )
     for row in texts:
-        found.add_row(*(cell for n, cell in zip(header, row, strict=True) if n in least))
+        found.add_row(*(cell for n, cell in zip(header, row, strict=True) if n in widths))
     return found
 
 
@@ -90,6 +89,11 @@ def table(
 ) -> str:
     """A table as text, ready to print; the arguments are those of `grid`."""
     return shown(grid(header, rows, right, spare=spare))
+
+
+def value_texts(known: Mapping[str, Any]) -> dict[str, str]:
+    """Write what run.json knows for people; ceilings have a table of their own."""
+    return {name: value_text(name, x) for name, x in known.items() if name != "ceilings"}
 
 
 def value_text(name: str, value: Any) -> str:

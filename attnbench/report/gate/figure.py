@@ -144,15 +144,9 @@ def _draw(run: GateRun, rows: Sequence[Strip], ends: tuple[float, float], name: 
     ax = figure.subplots()
     _draw_axis(ax, 100 * run.rules.threshold, 100 * run.rules.margin, ends)
     ax.set_ylim(len(rows) - 0.5, -0.5)
-    right = ax.secondary_yaxis("right")
-    right.spines["right"].set_visible(False)
-    for axis, words in ((ax, "label"), (right, "words")):
-        shown = [getattr(row, words).replace("$", r"\$") for row in rows]  # which begins a formula
-        axis.set_yticks(range(len(rows)), shown)
-        axis.tick_params(axis="y", length=0)
-        for text, row in zip(axis.get_yticklabels(), rows, strict=True):
-            text.set_color(QUIET if row.look is CONTROL else row.look.colour)
-            text.set_fontweight("bold" if row.against else "normal")
+    against = [y for y, row in enumerate(rows) if row.against]
+    colours = [QUIET if row.look is CONTROL else row.look.colour for row in rows]
+    figures.name_rows(ax, [(row.label, row.words) for row in rows], colours, against)
     for y, row in enumerate(rows):
         _draw_strip(ax, y, row, ends)
     return figure
@@ -172,7 +166,6 @@ def _draw_axis(ax: Axes, threshold: float, margin: float, ends: tuple[float, flo
     ax.axvspan(-margin, margin, color=MARGIN, linewidth=0, zorder=0.6)
     ax.axvline(threshold, color="#333333", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1.2)
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:+.3g} %".replace("-", "−") if x else "0")
-    ax.grid(visible=False, axis="y")
     ax.set_xlabel(
         f"change in time, candidate / base − 1{beyond}\n"
         "○ screening   ● confirmation   × discarded   ┿ median, 95 % interval"

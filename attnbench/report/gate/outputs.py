@@ -21,7 +21,7 @@ from attnbench.gate.decide.stored import NAME, write_gate
 from attnbench.report import tables
 from attnbench.report.gate import texts
 from attnbench.report.parts import STYLES
-from attnbench.report.tables import value_text
+from attnbench.report.tables import value_text, value_texts
 
 SUMMARY = "GITHUB_STEP_SUMMARY"  # the variable that names the file
 MOST_BYTES = 900_000  # of a summary: beyond 1 MiB GitHub shows none of it
@@ -149,14 +149,8 @@ def junit(run: GateRun, outcome: Outcome) -> str:
         change, ends = line.columns[1:3]
         if ends != units.UNKNOWN:
             message = f"{change} ({ends}): {message}"
-        case = _add_case(
-            suite,
-            row.cell.impl,
-            texts.case_words(row.cell),
-            line.look.element,
-            row.verdict,
-            message,
-        )
+        what = line.look.element, row.verdict, message
+        case = _add_case(suite, row.cell.impl, texts.case_words(row.cell), *what)
         values = {name: getattr(row, name) for name in ("ratio", "low", "high", "wins")}
         values["rounds"] = None if row.wins is None else row.rounds
         known = ((name, value) for name, value in values.items() if value is not None)
@@ -164,11 +158,9 @@ def junit(run: GateRun, outcome: Outcome) -> str:
         _add_properties(case, ("verdict", row.verdict), *known, *notes)
     found, shown = outcome.controls, texts.controls(run, outcome)
     timed: texts.Element | None = "skipped" if found.found is None else None
-    planted, null = (
-        "error" if found.found is False else timed,
-        "error" if found.untrusted else timed,
-    )
+    planted: texts.Element | None = "error" if found.found is False else timed
     _add_case(suite, SUITE, "positive control", planted, "blind", shown[0])
+    null: texts.Element | None = "error" if found.untrusted else timed
     _add_case(suite, SUITE, "A/A control", null, "untrusted", shown[1])
     if outcome.exit_code == ExitCode.USAGE:  # all were skipped: that must not look like a pass
         name = "something is comparable"
@@ -211,35 +203,19 @@ def write_page(folder: Path, run: GateRun, outcome: Outcome) -> Path:
     from attnbench.report import pages  # matplotlib
     from attnbench.report.gate import figure
 
-    try:
-        plots = pages.plot_groups(figure.draw_all(run, outcome, folder / PLOTS))
-    except OSError as err:
-        raise StoreError(f"cannot write a report into {folder} ({err.strerror})") from err
-    bad = (outcome.controls.found is False, bool(outcome.controls.untrusted))
-    values = {
-        "plots": plots,
-        "replay": texts.replay(folder / NAME),
-        "profiles": texts.profiles(run, outcome),
-        "title": texts.title(outcome),
-        "exit_code": int(outcome.exit_code),
-        "counts": _counts(outcome),
-        "versions": texts.versions(run),
-        "files": [(of.name, texts.flat(file)) for of in (run.base, run.candidate)
-                  for file in of.files],
-        "facts": texts.environment(run),
-        "common": texts.labels(run.cells)[0],
-        "header": texts.HEADER,
-        "reading": texts.READING,
-        "lines": texts.lines(run, outcome),
-        "controls": list(zip(texts.controls(run, outcome), bad, strict=True)),
-        "promise": texts.promise(run.rules),
-        "metrics": list(_metrics(run)),
-        "measured": texts.measured(run),
-        "incidents": texts.incidents(run),
-        "environment": _known_values(run.environment),
-        "options": _known_values(run.options),
-    }  # fmt: skip
-    write_whole(folder / PAGE, pages.template("gate.html.jinja").render(values))
+    with pages.writing(folder):
+        values = {
+            "run": run,
+            "outcome": outcome,
+            "texts": texts,
+            "plots": pages.plot_groups(figure.draw_all(run, outcome, folder / PLOTS)),
+            "replay": texts.replay(folder / NAME),
+            "counts": _counts(outcome),
+            "metrics": list(_metrics(run)),
+            "environment": _known_values(run.environment),
+            "options": _known_values(run.options),
+        }
+        write_whole(folder / PAGE, pages.template("gate.html.jinja").render(values))
     return folder / PAGE
 
 
@@ -268,8 +244,4 @@ def _metric(name: str, value: Any) -> str:
 
 
 def _known_values(known: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        texts.flat(name): texts.flat(value_text(name, value))
-        for name, value in known.items()
-        if name != "ceilings"
-    }
+    return {texts.flat(k): texts.flat(text) for k, text in value_texts(known).items()}

@@ -98,17 +98,13 @@ def case_words(cell: GateCell) -> str:
 
 def labels(cells: Sequence[GateCell]) -> tuple[str, list[str]]:
     """What the cases of all cells have in common, and what tells each cell: `sdpa n=512`."""
-    words = [case_words(cell) for cell in cells]
-    common = [word for word in units.common_words(words) if not word.startswith("n=")]
-    own = [
-        " ".join([cell.impl, *(word for word in text.split() if word not in common)])
-        for cell, text in zip(cells, words, strict=True)
-    ]
+    common, rest = units.apart([case_words(cell) for cell in cells], keep="n=")
+    own = [f"{cell.impl} {text}".rstrip() for cell, text in zip(cells, rest, strict=True)]
     named = [
         f"{text} ({cell.case.case_id})" if isinstance(cell, Cell) and own.count(text) > 1 else text
         for cell, text in zip(cells, own, strict=True)
     ]
-    return " ".join(common), [flat(text) for text in named]
+    return common, [flat(text) for text in named]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,20 +168,15 @@ def versions(run: GateRun) -> list[str]:
 
 def environments(run: GateRun) -> list[str]:
     """How two environments differ: in their libraries, then in what else is installed in them."""
-    before, after = (
-        _installed(run.base_environment, run.base),
-        _installed(run.environment, run.candidate),
-    )
-    differing = [
-        f"{name} {before[name]} → {after[name]}"
-        for name in before
-        if name in after and before[name] != after[name]
-    ]
-    alone = (before.keys() - after.keys(), after.keys() - before.keys())
-    more = len(differing) - MOST_DIFFERENCES
-    words = differing[:MOST_DIFFERENCES] + [f"{more} more packages"] * (more > 0)
-    for names, whose in zip(alone, ("base", "candidate"), strict=True):
-        words += [f"only in the {whose}: {units.counted(len(names), 'package')}"] * bool(names)
+    before = _installed(run.base_environment, run.base)
+    after = _installed(run.environment, run.candidate)
+    differing = [n for n, value in before.items() if n in after and after[n] != value]
+    words = [f"{n} {before[n]} → {after[n]}" for n in differing[:MOST_DIFFERENCES]]
+    if (more := len(differing) - MOST_DIFFERENCES) > 0:
+        words.append(f"{more} more packages")
+    for own, other, whose in ((before, after, "base"), (after, before, "candidate")):
+        if alone := len(own.keys() - other.keys()):
+            words.append(f"only in the {whose}: {units.counted(alone, 'package')}")
     if not words:
         return ["both environments hold the same packages, of the same versions"]
     return [flat(f"the environments differ: {'; '.join(words)}")]
@@ -212,9 +203,8 @@ def _version(of: Version, other: Version) -> str:
 
 def promise(rules: Rules) -> str:
     """What the run set out to find, and how often it may be wrong."""
-    threshold, margin, alpha = map(
-        units.brief_percent, (rules.threshold, rules.margin, rules.alpha)
-    )
+    threshold, margin = units.brief_percent(rules.threshold), units.brief_percent(rules.margin)
+    alpha = units.brief_percent(rules.alpha)
     return (
         f"A slowdown of {threshold} is found, or its cell stays open. What is slower by less than"
         f" the margin of {margin} is called a regression in at most {alpha} of runs, given"

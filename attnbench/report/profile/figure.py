@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import matplotlib as mpl
@@ -68,31 +69,24 @@ def draw_all(profiles: Sequence[Profile], found: Difference | None, folder: Path
 def waterfall(found: Difference) -> Figure:
     """Bars from A's time to B's, one for each of the ops that changed most, and what remains."""
     changes = texts.shown(found, MOST_BARS, texts.LEAST)
-    ends = [(of.label, of.time.median_us) for of in (found.a, found.b)]
+    both = (found.a, found.b)
     height = 0.29 * (len(changes) + 2) + 1.1
     title = f"{WATERFALL.title}: {' → '.join(texts.labels(found))}"
     figure = figures.figure_of((9.2, height), title, texts.case(found.a))
     ax = figure.subplots()
-    at_us = found.a.time.median_us
-    edges = [at_us]
-    for y, change in enumerate(changes, start=1):
+    edges = [*accumulate((of.delta_us for of in changes), initial=found.a.time.median_us)]
+    for y, (change, at_us) in enumerate(zip(changes, edges, strict=False), start=1):
         signed = GREW if change.delta_us > 0 else SHRANK
         colour = REST if change.what in (*TOGETHER, "other work") else signed
         ax.barh(y, change.delta_us, left=at_us, height=0.66, color=colour, zorder=2)
-        at_us += change.delta_us
-        edges.append(at_us)
+    for y, at_us in enumerate(edges):
         ax.vlines(at_us, y + 0.33, y + 0.67, color=QUIET, linewidth=0.7, zorder=1.5)
-    ax.vlines(edges[0], 0.33, 0.67, color=QUIET, linewidth=0.7, zorder=1.5)
-    for y, (_, time_us) in zip((0, len(changes) + 1), ends, strict=True):
-        ax.barh(y, time_us, height=0.66, color=TOTAL, zorder=2)
-    labels = [one.brief(label, LONGEST + 10) for label, _ in ends]
-    names = [labels[0], *(texts.brief(change.name, LONGEST) for change in changes), labels[1]]
-    words = [
-        units.time(ends[0][1]),
-        *(_words(change) for change in changes),
-        units.time(ends[1][1]),
-    ]
-    _rows(ax, names, words, bold=(0, len(names) - 1))
+    for y, of in zip((0, len(edges)), both, strict=True):
+        ax.barh(y, of.time.median_us, height=0.66, color=TOTAL, zorder=2)
+    rows = [(one.brief(of.label, LONGEST + 10), units.time(of.time.median_us)) for of in both]
+    rows[1:1] = [(texts.brief(change.name, LONGEST), _words(change)) for change in changes]
+    ax.set_ylim(len(rows) - 0.4, -0.6)
+    figures.name_rows(ax, rows, [INK], (0, len(rows) - 1))
     high, span = max(edges), max(edges) - min(edges)
     cut = 0 < span < CUT * high  # changes of a few percent are not seen on an axis from 0
     low = min(edges) - span if cut else min(0.0, *edges)
@@ -106,19 +100,6 @@ def waterfall(found: Difference) -> Figure:
 def _words(of: Change) -> str:
     differs = of.what not in TOGETHER and of.a_count != of.b_count
     return texts.change(of.delta_us) + f"   {texts.calls(of)} calls" * differs
-
-
-def _rows(ax: Axes, names: Sequence[str], words: Sequence[str], bold: Sequence[int] = ()) -> None:
-    """Name the rows 0, 1 … from top to bottom: left what they are, right their figures."""
-    ax.set_ylim(len(names) - 0.4, -0.6)
-    right = ax.secondary_yaxis("right")
-    right.spines["right"].set_visible(False)
-    for axis, shown in ((ax, names), (right, words)):
-        axis.set_yticks(range(len(names)), [text.replace("$", r"\$") for text in shown])
-        axis.tick_params(axis="y", length=0)
-        for row, text in enumerate(axis.get_yticklabels()):
-            text.set_fontweight("bold" if row in bold else "normal")
-    ax.grid(visible=False, axis="y")
 
 
 def _time_axis(ax: Axes) -> None:
@@ -140,18 +121,15 @@ def top_ops(profiles: Sequence[Profile]) -> Figure:
         :, 0
     ]
     for ax, profile, own in zip(panels, profiles, ops, strict=True):
-        rest_us = profile.self_us - sum(op.self_us for op in own)
-        rest = len(profile.ops) - len(own)
-        bars = [(texts.brief(op.name, LONGEST), op.self_us, op.count) for op in own]
-        names = [name for name, _, _ in bars] + [f"{rest} more ops"] * bool(rest)
-        times = [self_us for _, self_us, _ in bars] + [rest_us] * bool(rest)
-        colours = [SHRANK] * len(own) + [REST]
-        ax.barh(range(len(times)), times, height=0.66, color=colours[: len(times)], zorder=2)
-        shares = [
-            f"{units.time(time_us)}   {units.percent(time_us / profile.time.median_us)}"
-            for time_us in times
-        ]
-        _rows(ax, names, shares)
+        bars = [(texts.brief(op.name, LONGEST), op.self_us) for op in own]
+        if rest := len(profile.ops) - len(own):
+            bars.append((f"{rest} more ops", profile.self_us - sum(us for _, us in bars)))
+        colours, a_call_us = [SHRANK] * len(own) + [REST], profile.time.median_us
+        times = [us for _, us in bars]
+        ax.barh(range(len(bars)), times, height=0.66, color=colours[: len(bars)], zorder=2)
+        rows = [(name, f"{units.time(us)}   {units.percent(us / a_call_us)}") for name, us in bars]
+        ax.set_ylim(len(rows) - 0.4, -0.6)
+        figures.name_rows(ax, rows, [INK], ())
         ax.set_title(f"{profile.label}, {units.time(profile.time.median_us)} a call", loc="left",
                      pad=5, color=INK)  # fmt: skip
         _time_axis(ax)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attnbench.base import units
 from attnbench.report.tables import console, table
-from attnbench.schema.profile import Note, Profile
+from attnbench.schema.profile import Profile
 from attnbench.theory.traits import case_label
 
 HEADER = ("op", "self time", "share", "calls", "rate", "bandwidth", "of ceiling", "allocates")
@@ -37,23 +37,23 @@ def rows(profile: Profile, most: int, longest: int = _LONGEST) -> list[tuple[str
 
     Ops that take less than a thousandth of the time are among the others.
     """
-    least_us = _LEAST * profile.time.median_us
-    own = [op for op in profile.ops[:most] if op.self_us >= least_us]
+    a_call_us = profile.time.median_us
+    own = [op for op in profile.ops[:most] if op.self_us >= _LEAST * a_call_us]
     rest = profile.ops[len(own) :]
     found = [
         (
-            brief(op.name, longest), units.time(op.self_us), _share(op.self_us, profile),
+            brief(op.name, longest), units.time(op.self_us), units.percent(op.self_us / a_call_us),
             f"{op.count:.3g}", units.flop_rate(op.tflops), units.bandwidth(op.gbps),
             f"{100 * op.share:.0f} % {op.ceiling}" if op.share is not None else units.UNKNOWN,
             units.size(op.allocated_bytes) if op.allocated_bytes else units.UNKNOWN,
         )
         for op in own
     ]  # fmt: skip
-    sums = [("in no op", profile.outside_us), ("a call, unprofiled", profile.time.median_us)]
+    sums = [("in no op", profile.outside_us), ("a call, unprofiled", a_call_us)]
     if rest:
         sums.insert(0, (f"{len(rest)} more", sum(op.self_us for op in rest)))
     blank = [""] * (len(HEADER) - 3)
-    return found + [(name, signed(us), _share(us, profile), *blank) for name, us in sums]
+    return found + [(name, signed(us), units.percent(us / a_call_us), *blank) for name, us in sums]
 
 
 def brief(name: str, longest: int = _LONGEST) -> str:
@@ -89,9 +89,12 @@ def sentences(profile: Profile) -> Iterator[str]:
         yield f"note: {sentence}"
 
 
-def notes(profile: Profile) -> list[str]:
+def notes(profile: Profile) -> Iterator[str]:
     """What to know before believing it."""
-    return [_sentence(note) for note in profile.notes]
+    for note in profile.notes:
+        sizes = {k: units.size(x) for k, x in note.figures.items() if k.endswith("_bytes")}
+        texts = {name.removesuffix("_bytes"): text for name, text in sizes.items()}
+        yield _NOTES[note.code].format(**note.figures, **texts)
 
 
 def _sums(profile: Profile) -> str:
@@ -119,39 +122,22 @@ def _sums(profile: Profile) -> str:
 def _memory(profile: Profile) -> str:
     of = profile.memory
     where = f" in {brief(of.peak_op)}" if of.peak_op else ""
-    parts = zip(
-        ("traced", "measured", "predicted"),
-        (of.traced_bytes, of.measured_bytes, of.predicted_bytes),
-        strict=True,
-    )
-    workspace = ", ".join(f"{name} {units.size(value)}" for name, value in parts)
+    parts = {name: getattr(of, f"{name}_bytes") for name in ("traced", "measured", "predicted")}
+    workspace = ", ".join(f"{name} {units.size(value)}" for name, value in parts.items())
     return (
         f"memory: at most {units.size(of.peak_bytes)} at once{where},"
         f" outputs {units.size(of.outputs_bytes)}; workspace {workspace}"
     )
 
 
-def _sentence(note: Note) -> str:
-    sizes = {
-        name.removesuffix("_bytes"): units.size(value)
-        for name, value in note.figures.items()
-        if name.endswith("_bytes")
-    }
-    return _NOTES[note.code].format(**{**note.figures, **sizes})
-
-
 def where(profile: Profile, folder: Path) -> list[str]:
     """The trace and how to open it, and the commands of other profilers: lines to be copied."""
-    found = []
-    if profile.trace is not None:
-        found.append(f"trace: {folder / profile.trace} (open it at https://ui.perfetto.dev)")
-    return found + [f"{name}: {command}" for name, command in profile.commands.items()]
+    commands = [f"{name}: {command}" for name, command in profile.commands.items()]
+    if profile.trace is None:
+        return commands
+    return [f"trace: {folder / profile.trace} (open it at https://ui.perfetto.dev)", *commands]
 
 
 def signed(time_us: float) -> str:
     """A time that may be below 0, as what is in no op may."""
     return units.time(time_us).replace("-", "−")
-
-
-def _share(time_us: float, profile: Profile) -> str:
-    return units.percent(time_us / profile.time.median_us).replace("-", "−")

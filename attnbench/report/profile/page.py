@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from attnbench.analysis.profiles import Difference
 from attnbench.base.files import write_whole
 from attnbench.base.units import bullets, escape, table
-from attnbench.errors import StoreError
 from attnbench.report import tables
 from attnbench.report.profile import one, texts
-from attnbench.report.tables import value_text
+from attnbench.report.tables import value_texts
 from attnbench.schema.profile import Profile
 
 PAGE, MARKDOWN, PLOTS = "profile.html", "profile.md", "plots"
-PLACES = ("a", "b")  # the folders of two profiles, beside their page
-RANGE = "attnbench-call"  # what a call is named in a trace
 MOST_OPS, MOST_OPS_BRIEF = 40, 10  # of one profile on the page, and in Markdown
 
 
-def terminal(found: Difference, to: Console | None = None) -> str:
+def terminal(found: Difference) -> str:
     """The difference of two profiles, ready to print: the verdict, then the table."""
     header, both = texts.header(found), (found.a, found.b)
     differs = [f"{name}: {a} → {b}" for name, a, b in texts.environment(found)]
@@ -34,30 +29,22 @@ def terminal(found: Difference, to: Console | None = None) -> str:
         for text in one.notes(of)
     ]
     rows = [(texts.brief(row[0], texts.BRIEF), *row[1:]) for row in texts.rows(found)]
-    grid = tables.grid(
-        header,
-        rows,
-        right=(*header[1:5], "bytes"),
-        whole=("op", "what"),
-        spare=("bytes", "what"),
-        to=to,
-    )
+    right, spare = (*header[1:5], "bytes"), ("bytes", "what")
     verdict, *facts = texts.summary(found)
     return tables.shown(
         Text(texts.head(found)),
         *(Text(text, style="yellow") for text in differs),
         Text(verdict, style="bold"),
-        grid,
+        tables.grid(header, rows, right, whole=("op", "what"), spare=spare),
         *map(Text, (*facts, *notes)),
         Text(texts.READING, style="dim"),
-        to=to,
     )
 
 
 def write_all(folder: Path, profiles: Sequence[Profile], found: Difference | None = None) -> Path:
     """Write profile.html, profile.md and plots/ into an existing folder; return the page.
 
-    `profiles` are the one that lies there, or the two of `found`, which lie in `PLACES`.
+    `profiles` are the one that lies there, or the two of `found`, which lie in folders a and b.
 
     Raises:
         StoreError: the folder cannot be written.
@@ -65,32 +52,20 @@ def write_all(folder: Path, profiles: Sequence[Profile], found: Difference | Non
     from attnbench.report import pages  # matplotlib
     from attnbench.report.profile import figure
 
-    try:
-        drawn = figure.draw_all(profiles, found, folder / PLOTS)
-    except OSError as err:
-        raise StoreError(f"cannot write a report into {folder} ({err.strerror})") from err
-    plots = [plot for group in pages.plot_groups(drawn) for plot in group["plots"]]
-    values = {
-        "title": _title(profiles),
-        "head": texts.head(found) if found else one.head(profiles[0]),
-        "environment": texts.environment(found) if found else [],
-        "labels": texts.labels(found) if found else (),
-        "sentences": texts.summary(found) if found else [],
-        "changes": texts.rows(found, MOST_OPS, least=0.0) if found else [],
-        "header": texts.header(found) if found else (),
-        "reading": texts.READING,
-        "parts": [_part(profile) for profile in profiles],
-        "ops_header": one.HEADER,
-        "plots": plots,
-        "range": RANGE,
-        "traces": [
-            (of.label, f"{place}/{of.trace}" if found else of.trace)
-            for of, place in zip(profiles, PLACES, strict=False)
-            if of.trace
-        ],
-    }
-    write_whole(folder / PAGE, pages.template("profile.html.jinja").render(values))
-    write_whole(folder / MARKDOWN, markdown(profiles, found))
+    with pages.writing(folder):
+        values = {
+            "title": _title(profiles),
+            "head": _head(profiles, found),
+            "profiles": profiles,
+            "found": found,
+            "one": one,
+            "texts": texts,
+            "value_texts": value_texts,
+            "most_ops": MOST_OPS,
+            "plots": figure.draw_all(profiles, found, folder / PLOTS),
+        }
+        write_whole(folder / PAGE, pages.template("profile.html.jinja").render(values))
+        write_whole(folder / MARKDOWN, markdown(profiles, found))
     return folder / PAGE
 
 
@@ -98,22 +73,15 @@ def _title(profiles: Sequence[Profile]) -> str:
     return " → ".join(profile.label for profile in profiles)
 
 
-def _part(profile: Profile) -> dict[str, Any]:
-    known = {k: v for k, v in profile.environment.items() if k != "ceilings"}
-    return {
-        "label": profile.label,
-        "facts": list(one.sentences(profile)),
-        "ops": one.rows(profile, MOST_OPS),
-        "commands": profile.commands,
-        "environment": {name: value_text(name, value) for name, value in known.items()},
-    }
+def _head(profiles: Sequence[Profile], found: Difference | None) -> str:
+    return texts.head(found) if found else one.head(profiles[0])
 
 
 def markdown(profiles: Sequence[Profile], found: Difference | None) -> str:
     """The same in short, to paste elsewhere."""
     blocks = [
         f"## attnbench profile: {escape(_title(profiles))}",
-        escape(texts.head(found) if found else one.head(profiles[0])),
+        escape(_head(profiles, found)),
     ]
     if found:
         if differs := texts.environment(found):

@@ -37,22 +37,17 @@ def labels(found: Difference) -> tuple[str, str]:
     return (a, b) if fit else ("A", "B")
 
 
-def pair(found: Difference) -> str:
-    """`naive → chunked`; where labels head no columns, `A: naive in … → B: …`."""
-    named = zip(labels(found), (found.a.label, found.b.label), strict=True)
-    return " → ".join(label if name == label else f"{name}: {label}" for name, label in named)
-
-
 def head(found: Difference) -> str:
-    """What is compared, in which case, and what both have in common of machine and torch."""
+    """What is compared, in which case, and what both have in common of machine and torch.
+
+    `naive → chunked`; where labels head no columns, `A: naive in … → B: …`.
+    """
+    named = zip(labels(found), (found.a.label, found.b.label), strict=True)
+    pair = " → ".join(label if name == label else f"{name}: {label}" for name, label in named)
     a, b = found.a.environment, found.b.environment
-    same = {
-        name: a[name]
-        for name in ("device_name", "torch")
-        if a.get(name) and a.get(name) == b.get(name)
-    }
-    facts = [f"torch {x}" if name == "torch" else str(x) for name, x in same.items()]
-    return " · ".join([f"{pair(found)}: {case(found.a)}", *facts])
+    same = [name for name in ("device_name", "torch") if a.get(name) and a[name] == b.get(name)]
+    facts = [f"torch {a[name]}" if name == "torch" else str(a[name]) for name in same]
+    return " · ".join([f"{pair}: {case(found.a)}", *facts])
 
 
 def brief(name: str, longest: int) -> str:
