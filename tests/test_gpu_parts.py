@@ -205,11 +205,6 @@ def test_what_no_part_can_run_with_is_one_line(bench, wrong, line):
     assert (bench.asked, bench.left) == ([], set())
 
 
-def test_what_python_lacks_is_said_once(bench):
-    assert bench.make("gpu", "lacking") == 2
-    assert bench.output.count("no msgspec here") == 1
-
-
 def test_a_python_without_the_dependencies_is_told_which(tmp_path):
     """-S leaves out where they are installed."""
     ended = subprocess.run(
