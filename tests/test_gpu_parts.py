@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 STAND_IN = """#!/bin/sh
 case "$*" in
   -c*) exec python3 "$@";;
-  *--version) [ "$AILING" != lacking ] || { echo "Error: no msgspec here"; exit 2; }; exit;;
+  *--version) exit;;
 esac
 echo "$*" >> "$ASKED"
 run=$(echo "$*" | sed -n 's/.*\\(verify-gpu\\).*/\\1/p'); run="$OUT/${run:-gpu}"
