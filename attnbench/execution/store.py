@@ -304,8 +304,9 @@ def load_info(path: Path) -> dict[str, Any]:
     file = path / INFO
     try:
         info = decode(unsealed(files.read(file)), dict[str, Any])
-        if info.get("schema") != SCHEMA:
-            raise ValueError(f"it has schema {info.get('schema')}, this version reads {SCHEMA}")
+        if (found := info.get("schema")) != SCHEMA:
+            reads = f"this version reads {SCHEMA}: measure anew"
+            raise StoreError(f"{file} has schema {found!r:.20}; {reads}")
         if not (isinstance(info.get("run_id"), str) and isinstance(info.get("planned"), str)):
             raise ValueError("it has no run_id, or no checksum of a plan")
     except FileNotFoundError as err:

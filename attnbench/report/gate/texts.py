@@ -168,7 +168,8 @@ def versions(run: GateRun) -> list[str]:
 
 def environments(run: GateRun) -> list[str]:
     """How two environments differ: in their libraries, then in what else is installed in them."""
-    before = _installed(run.base_environment, run.base)
+    # Where both run in one interpreter, its facts were taken once.
+    before = _installed(run.base_environment or run.environment, run.base)
     after = _installed(run.environment, run.candidate)
     differing = [n for n, value in before.items() if n in after and after[n] != value]
     words = [f"{n} {before[n]} → {after[n]}" for n in differing[:MOST_DIFFERENCES]]
