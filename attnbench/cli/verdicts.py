@@ -113,7 +113,10 @@ def verify(**options: Any) -> None:
         path = find_run("latest" if options["run"] is None else options["run"], options["output"])
     if options["until_decided"]:
         measure_until_decided(path, until, quiet=options["quiet"])
-    found = scaling(load_run(path))
+    loaded = load_run(path)
+    if loaded.unfinished:
+        say(loaded.unfinished, err=True)
+    found = scaling(loaded)
     if options["as_json"]:
         click.echo(json.dumps([finding.to_json() for finding in found.findings], indent=1))
     else:
@@ -227,6 +230,8 @@ def claims(
 
     stated = read(file or NOTES)
     loaded = load_run(find_run(run, output))
+    if loaded.unfinished:
+        say(loaded.unfinished, err=True)
     found = judged(stated, loaded, only)
     code = int(code_of(found))
     if as_json:
