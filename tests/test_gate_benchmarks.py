@@ -232,7 +232,7 @@ def test_calls_that_are_set_up_anew_are_timed_alone_and_slowed_once_a_batch(monk
     monkeypatch.setattr(sampling, "clock_for", lambda _: SimpleNamespace(batch=batch))
     for name in ("cpu_ns", "now_ns"):
         monkeypatch.setattr(sampling, name, lambda: now[0])
-    monkeypatch.setattr(sampling, "turn_idly", lambda ns, _: passes(ns))
+    monkeypatch.setattr(sampling, "busy_wait", lambda ns, _: passes(ns))
     sampler = sampling.Sampler("cpu", 1)
     plain = sampler.take(TakeSample(0, 4, 2, untimed=False), int, renew)
     assert (plain.ns, plain.cpu_ns, len(calls)) == ((1000, 1000), (1000, 1000), 1 + 2 * 4)

@@ -47,7 +47,7 @@ class Crossing:
 
     @property
     def text(self) -> str:
-        """One clause: who overtakes whom, and where: in `512 … 1,024`, or `below 128 … 300`."""
+        """One clause: which overtakes which, and where: in `512 … 1,024`, or `below 128 … 300`."""
         low = "below " * self.open_below + size_text(self.low)
         high = "above " * self.open_above + size_text(self.high)
         where = f"at n ≈ {size_text(self.n)} (95 % interval {low} … {high})"

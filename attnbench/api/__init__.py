@@ -221,7 +221,7 @@ def _with_values(impl: Implementation, name: str, values: Values) -> Implementat
 
 
 class _WithValues(functools.partial[Any]):
-    """A function of the case with an implementation's parameters bound; can be bound anew."""
+    """A function of the case with an implementation's parameters bound; can be bound again."""
 
 
 def _parameters_of(build: OfCase) -> dict[str, Parameter]:
@@ -279,7 +279,7 @@ def attention_builder(
     - `flops`: FLOPs that one call executes, for the case's pass.
     - `useful`: beside a `definition`, the least of them that its formula needs; else unknown.
     - `workspace`: bytes that one call allocates beyond its output, for the case's pass; an
-      `Estimate` where a simple law says about how many, None where none does.
+      `Estimate` where a formula only comes close, None where there is none.
     - `definition`: for what is not softmax attention over the case's mask. `definition(case)`
       returns the method as `f(q_BHLD, k_BGSD, v_BGSV) -> o_BHLV`, dense and plain, in the dtype of
       its inputs and differentiable: what results are held against, in float64.

@@ -23,7 +23,7 @@ _numbers = itertools.count()
 
 
 class Estimate(int):
-    """About the workspace in bytes, by a simple law, and rather more than less.
+    """An estimate of the workspace in bytes by a short formula, rather too high than too low.
 
     A plain `int` from `workspace=` is exact, and `attnbench verify` refutes it where it is off. An
     estimate is no prediction: it is what has to be free before a cell is tried.

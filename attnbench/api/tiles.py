@@ -354,7 +354,7 @@ def _pairs(tile: Tile, first: int | None) -> int:
 
 
 def tiled_workspace(cover: Cover) -> Callable[..., Estimate]:
-    """About the bytes beyond the outputs for `cover(case, …) -> tiles`, with its parameters.
+    """Estimate the bytes beyond the outputs for `cover(case, …) -> tiles`, with its parameters.
 
     Scores of the largest tiles at once, and copies of their queries, outputs and keys of several
     stretches; in plain torch also the log-sum-exp of all queries and what half precision has wide.

@@ -214,7 +214,7 @@ def tally(words: Iterable[str], order: Iterable[str]) -> str:
     return ", ".join(f"{of[word]} {word}" for word in order if of[word])
 
 
-def apart(texts: Sequence[str], *, keep: str = "") -> tuple[str, list[str]]:
+def split_common(texts: Sequence[str], *, keep: str = "") -> tuple[str, list[str]]:
     """Return the words that all texts have, in the order of the first, and each text without them.
 
     Words that begin with `keep` stay.

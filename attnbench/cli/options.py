@@ -33,6 +33,8 @@ Command = Callable[..., Any]
 Option = Callable[[Command], Command]
 
 if TYPE_CHECKING:
+    from attnbench.execution.store import Run
+
     ParamType = click.ParamType[Any]
 else:  # generic in click's stubs and latest releases, but not in the 8.1 we still accept
     ParamType = click.ParamType
@@ -57,6 +59,16 @@ def say(text: str, *, err: bool = False, fg: str | None = None, hang: int = 2) -
         if not err:
             raise
         silence(sys.stderr)
+
+
+def loaded_run(path: Path) -> Run:
+    """Load a run; one that is unfinished is said to be that on standard error."""
+    from attnbench.execution.store import load_run
+
+    run = load_run(path)
+    if run.unfinished:
+        say(run.unfinished, err=True)
+    return run
 
 
 def silence(stream: Any) -> None:

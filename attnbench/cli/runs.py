@@ -17,6 +17,7 @@ from attnbench.cli.options import (
     SHARE,
     device_option,
     impl_files,
+    loaded_run,
     options_of,
     output_option,
     run_argument,
@@ -110,14 +111,11 @@ def export(run: str, output: Path, kind: str, to: Path | None) -> None:
     RUN is a folder, a name, `latest` or `previous`. What is unknown is null, never 0.
     """
     from attnbench.analysis.table import load, to_csv, to_json, to_parquet
-    from attnbench.execution.store import find_run, load_run
+    from attnbench.execution.store import find_run
 
     if kind == "parquet" and to is None:
         raise UsageError("parquet is binary; name a file with --to FILE")
-    loaded = load_run(find_run(run, output))
-    frame = load(loaded)
-    if loaded.unfinished:
-        say(loaded.unfinished, err=True)
+    frame = load(loaded_run(find_run(run, output)))
     write = to_csv if kind == "csv" else to_json
     if to is None:
         write(frame, sys.stdout)
@@ -184,12 +182,12 @@ def history(folder: Path, run: str | None, output: Path, least: float) -> None:
         file, what = folder / entries.FILE, "added to" if added else "is already in"
         click.echo(f"{found.name} {what} {file} ({counted(len(entries.read_file(file)), 'run')})")
         return
-    from attnbench.analysis.history.series import history as taken_apart
+    from attnbench.analysis.history import series
     from attnbench.analysis.history.steps import Rules
     from attnbench.report import history as report
     from attnbench.report import parts
 
-    machines = taken_apart(entries.read(folder), Rules(least=least))
+    machines = series.history(entries.read(folder), Rules(least=least))
     page = report.write_all(folder, machines)
     click.echo(parts.terminal(list(map(report.section, machines))), nl=False)
     click.echo(f"page: {page}")

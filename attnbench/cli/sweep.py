@@ -73,7 +73,7 @@ _SWEEP: Rows = (
      "The most that a worker may allocate: 8GB, a share of what is free when it starts, or none."),
     ("--ceilings", {"type": click.Choice(["fresh", "cached", "none"]), "default": "cached",
                     "show_default": True},
-     "What the machine can do at most: measured anew, or by a sweep of the last day, or unknown."),
+     "What the machine can do at most: measured now, or by a sweep of the last day, or unknown."),
     ("--no-prune", {"is_flag": True},
      "Try cells, too, that are larger than one of the same implementation that ran out of memory;"
      " without it they are skipped."),

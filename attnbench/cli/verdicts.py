@@ -21,6 +21,7 @@ from attnbench.cli.options import (
     device_option,
     given,
     impl_files,
+    loaded_run,
     options_of,
     output_option,
     run_argument,
@@ -85,7 +86,7 @@ def verify(**options: Any) -> None:
     the machine that made it, or after --sweep in what that left of the budget.
     """
     from attnbench.analysis.scaling import scaling
-    from attnbench.execution.store import find_run, load_run
+    from attnbench.execution.store import find_run
 
     until = time.monotonic() + options["budget_s"]
     flags = [flag for name, flag in given().items() if name in _SWEEP_ONLY]
@@ -113,10 +114,7 @@ def verify(**options: Any) -> None:
         path = find_run("latest" if options["run"] is None else options["run"], options["output"])
     if options["until_decided"]:
         measure_until_decided(path, until, quiet=options["quiet"])
-    loaded = load_run(path)
-    if loaded.unfinished:
-        say(loaded.unfinished, err=True)
-    found = scaling(loaded)
+    found = scaling(loaded_run(path))
     if options["as_json"]:
         click.echo(json.dumps([finding.to_json() for finding in found.findings], indent=1))
     else:
@@ -226,12 +224,10 @@ def claims(
     from attnbench.analysis.claims.judging import agrees, judged
     from attnbench.analysis.claims.judging import exit_code as code_of
     from attnbench.analysis.claims.statement import NOTES, read
-    from attnbench.execution.store import find_run, load_run
+    from attnbench.execution.store import find_run
 
     stated = read(file or NOTES)
-    loaded = load_run(find_run(run, output))
-    if loaded.unfinished:
-        say(loaded.unfinished, err=True)
+    loaded = loaded_run(find_run(run, output))
     found = judged(stated, loaded, only)
     code = int(code_of(found))
     if as_json:

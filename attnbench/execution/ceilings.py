@@ -36,7 +36,7 @@ def recalled(facts: Facts, asked: object, warned: Callable[[str], None]) -> Fact
     except OSError:
         pass  # there is none; and `keep` says what is wrong with the folder
     except (AttributeError, KeyError, TypeError, ValueError) as err:
-        warned(f"{file} is not used, the machine's ceilings are measured anew: {err!s:.200}")
+        warned(f"{file} is not used, the machine's ceilings are measured again: {err!s:.200}")
     return facts
 
 

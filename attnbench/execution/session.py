@@ -188,7 +188,7 @@ def resume(
             if not run.cells:
                 raise KeyError("plan")
             settings = msgspec.convert(vars(Settings(**run.info["settings"])), Settings)
-            settings = replace(settings, files=run.files)  # as they were
+            settings = replace(settings, files=run.files)  # refused if changed since
             names = FINGERPRINT if ray is None else _ALIKE
             machines = _Machines(path, run.info, mixed=mixed, names=names)
         except (KeyError, TypeError, ValueError, AttributeError, UsageError) as err:

@@ -305,7 +305,7 @@ def load_info(path: Path) -> dict[str, Any]:
     try:
         info = decode(unsealed(files.read(file)), dict[str, Any])
         if (found := info.get("schema")) != SCHEMA:
-            reads = f"this version reads {SCHEMA}: measure anew"
+            reads = f"this version reads {SCHEMA}: measure again"
             raise StoreError(f"{file} has schema {found!r:.20}; {reads}")
         if not (isinstance(info.get("run_id"), str) and isinstance(info.get("planned"), str)):
             raise ValueError("it has no run_id, or no checksum of a plan")
@@ -315,7 +315,7 @@ def load_info(path: Path) -> dict[str, Any]:
         raise StoreError(f"{file} cannot be read ({err.strerror})") from err
     except ValueError as err:
         raise StoreError(
-            f"{file} is damaged, or not from attnbench: {err}; restore it, or measure anew"
+            f"{file} is damaged, or not from attnbench: {err}; restore it, or measure again"
         ) from err
     return info
 

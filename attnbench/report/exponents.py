@@ -81,7 +81,7 @@ def _draw_forest(page: Page[ExponentFit], looks: Mapping[str, Look]) -> Figure:
     rows: list[tuple[str, ExponentFit | None]] = []
     for heading, group in groupby(page.items, key=_group):
         own = list(group)
-        _, rest = units.apart([fit.series.same.replace(",", " ") for fit in own])
+        _, rest = units.split_common([fit.series.same.replace(",", " ") for fit in own])
         rows.append((heading, None))
         names = [f"{short(f.series.impl)} {r}".strip() for f, r in zip(own, rest, strict=True)]
         rows += [(name[:60], fit) for name, fit in zip(names, own, strict=True)]
@@ -150,7 +150,7 @@ def _alt(fit: ExponentFit) -> str:
 
 def _draw_fits(page: Page[ExponentFit], looks: Mapping[str, Look]) -> Figure:
     """Small multiples of fits, with a common scale of times."""
-    shared, rest = units.apart([fit.series.same.replace(",", " ") for fit in page.items])
+    shared, rest = units.split_common([fit.series.same.replace(",", " ") for fit in page.items])
     subject = f"{page.subject}: {shared}"
     figure, found = figures.panels(len(page.items), PANEL_INCHES, FIT.title, subject)
     estimates = [e for fit in page.items for e in fit.time_us]

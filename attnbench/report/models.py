@@ -50,7 +50,7 @@ def draw_all(models: Sequence[ModelFit], looks: Mapping[str, Look], folder: Path
 
 def _draw_models(page: Page[ModelFit], looks: Mapping[str, Look]) -> Figure:
     models, rows = page.items, -(-len(page.items) // 2)
-    shared, rest = units.apart([model.same.replace(",", " ") for model in models])
+    shared, rest = units.split_common([model.same.replace(",", " ") for model in models])
     size = (10.8, 5.2 * rows + 0.5)
     figure = figures.figure_of(size, MODEL.title, f"{page.subject}: {shared}")
     grid = figure.subplots(2 * rows, 2, height_ratios=[0.45, 0.55] * rows, squeeze=False)

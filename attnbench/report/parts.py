@@ -53,7 +53,7 @@ class Section:
 
 def shortened(names: Sequence[str]) -> tuple[str, list[str]]:
     """The words that all names have, and each name without them; one name stays as it is."""
-    return units.apart(names) if len(names) > 1 else ("", list(names))
+    return units.split_common(names) if len(names) > 1 else ("", list(names))
 
 
 def terminal(sections: Sequence[Section]) -> str:

@@ -278,9 +278,9 @@ class Trial:
         self.metrics[name] = Size.of(o - exact).rms / Size.of(exact).rms
 
     def costs(self) -> dict[str, Any]:
-        """What sizes alone say: FLOPs, least traffic, the workspace, and what it is at most.
+        """What sizes alone say: FLOPs, least traffic, and the workspace.
 
-        Only an exact one is `memory_predicted_bytes`; an `Estimate` is a bound, for admission.
+        Only an exact one is `memory_predicted_bytes`; an `Estimate` only says what has to be free.
         """
         found: dict[str, Any] = WORKLOADS.get(self.case.workload).costs(self.case, self.impl)
         if self.impl.definition is not None and self.impl.useful is None:

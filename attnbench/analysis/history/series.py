@@ -12,7 +12,7 @@ from attnbench.analysis.apart import CellTime, Key, centre, taken_apart
 from attnbench.analysis.history.entries import Entry
 from attnbench.analysis.history.steps import Rules, Step, steps
 from attnbench.base.stats import median
-from attnbench.base.units import apart
+from attnbench.base.units import split_common
 
 Kind = Literal["run", "group", "cell"]
 Verdict = Literal["regression", "improvement", "suspicious", "no change", "insufficient data"]
@@ -133,7 +133,7 @@ def _series(runs: Sequence[Entry], rules: Rules) -> Series:
 
     run_line = line("run", "the whole run", whole)
     group_lines = {
-        group: line("group", apart(list(members[group]))[0], logs, [run_line])
+        group: line("group", split_common(list(members[group]))[0], logs, [run_line])
         for group, logs in groups.items()
     }
     cell_lines = []

@@ -63,7 +63,7 @@ class Sampler:
         """Nanoseconds a call of a batch, and their CPU time: the same where that is not known.
 
         Fewer calls than asked for where what renews them takes long. On a CPU a slowed batch is
-        followed by idle turning for a share of what its calls have just taken: the ratio is exact
+        followed by a busy-wait for a share of what its calls have just taken: the ratio is exact
         whatever the noise. That is of their CPU time, where it is known, since other work may have
         taken any part of the rest.
         """
@@ -83,7 +83,7 @@ class Sampler:
         sums_us = [sum(us) * calls / len(each) for us in zip(*map(_times_us, each), strict=True)]
         if share:
             read_ns = now_ns if any(batch.cpu_us is None for batch in each) else cpu_ns
-            turn = partial(turn_idly, 1000 * share * min(sums_us), read_ns)
+            turn = partial(busy_wait, 1000 * share * min(sums_us), read_ns)
             each.append(self.clock.batch(turn, 1))
             sums_us = [us + more for us, more in zip(sums_us, _times_us(each[-1]), strict=True)]
         if sums_us[0] <= 0 or (share and each[-1].time_us <= 0):
@@ -96,7 +96,7 @@ def _times_us(batch: Batch) -> tuple[float, float]:
     return batch.time_us, batch.time_us if batch.cpu_us is None else batch.cpu_us
 
 
-def turn_idly(ns: float, read_ns: Callable[[], int]) -> None:
+def busy_wait(ns: float, read_ns: Callable[[], int]) -> None:
     """Keep the processor busy for so long, by this clock."""
     begin = read_ns()
     while begin <= read_ns() < begin + ns:  # one that steps back ends it

@@ -98,7 +98,7 @@ def case_words(cell: GateCell) -> str:
 
 def labels(cells: Sequence[GateCell]) -> tuple[str, list[str]]:
     """What the cases of all cells have in common, and what tells each cell: `sdpa n=512`."""
-    common, rest = units.apart([case_words(cell) for cell in cells], keep="n=")
+    common, rest = units.split_common([case_words(cell) for cell in cells], keep="n=")
     own = [f"{cell.impl} {text}".rstrip() for cell, text in zip(cells, rest, strict=True)]
     named = [
         f"{text} ({cell.case.case_id})" if isinstance(cell, Cell) and own.count(text) > 1 else text

@@ -336,10 +336,10 @@ class _Decode(Workload):
 
 
 def _workspace(case: Case, impl: Implementation) -> Estimate | None:
-    """About the bytes that a generation allocates beyond its outputs, in its last step.
+    """Estimate the bytes that a generation allocates beyond its outputs, in its last step.
 
     It holds q, k, v, o and y of its tokens twice, as made and as laid out or turned; keys and
-    values that the cache makes anew, or that half precision packs; and what the core takes.
+    values that the cache makes again, or that half precision packs; and what the core takes.
     """
     (kind, _), seen, end = cache_of(case), as_seen(case), step_ends(case)[-1]
     taken = impl.workspace(step_case(case, end)) if impl.workspace else None

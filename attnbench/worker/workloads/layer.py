@@ -368,7 +368,7 @@ def _over_tokens(left_BLF: torch.Tensor, right_BLE: torch.Tensor) -> torch.Tenso
 
 
 def workspace(case: Case, impl: Implementation) -> Estimate | None:
-    """About the bytes that a call allocates beyond its output: q, k, v and o twice, and the core's.
+    """Estimate the bytes of a call beyond its output: q, k, v and o twice, and the core's.
 
     The second time they are laid out as the core wants them, or are gradients.
     """
