@@ -29,16 +29,21 @@ def get(name: str, *, file: str | None = None) -> Callable[..., Any]:
     return direct_get(name, file=file)
 
 
-def load(run: str | Path = "latest", *, output: str | Path = "results") -> pd.DataFrame:
+def load(
+    run: str | Path = "latest", *, output: str | Path = "results", baseline: str | None = None
+) -> pd.DataFrame:
     """A run (folder, name in `output`, `latest`, `previous`) as one row a cell; unknown is null.
+
+    `speedup` is against `baseline` [that of the sweep, else naive, else sdpa, else the first].
 
     Raises:
         StoreError: there is no such run, or its records are damaged.
+        UnknownNameError: the run has no implementation called `baseline`.
     """
     from attnbench.analysis.table import load as load_table
     from attnbench.execution.store import find_run, load_run
 
-    return load_table(load_run(find_run(str(run), Path(output))))
+    return load_table(load_run(find_run(str(run), Path(output))), baseline)
 
 
 def sweep(
@@ -47,6 +52,7 @@ def sweep(
     output: str | Path = "results",
     name: str | None = None,
     settings: dict[str, Any] | None = None,
+    baseline: str | None = None,
     **axes: Any,
 ) -> pd.DataFrame:
     """Measure and return the run's table; the run is stored in `output` as on the command line.
@@ -87,7 +93,10 @@ def sweep(
         settings=chosen,
         output=Path(output),
         name=name,
-        options=_typed({**(settings or {}), "files": chosen.files or None, **axes}),
+        baseline=baseline,
+        options=_typed(
+            {**(settings or {}), "files": chosen.files or None, "baseline": baseline, **axes}
+        ),
     )
     path = start(request, Listener())
     assert path is not None

@@ -3,7 +3,6 @@
 import io
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,9 +11,8 @@ import pytest
 
 from attnbench.analysis import notes
 from attnbench.analysis.columns import COLUMNS
-from attnbench.analysis.highlights import highlights
 from attnbench.analysis.notes import doubt_sentence
-from attnbench.analysis.table import compared, load, rope_cost, to_csv, to_json, to_parquet
+from attnbench.analysis.table import load, rope_cost, to_csv, to_json, to_parquet
 from attnbench.execution.store import Run, load_run
 from attnbench.schema.case import Case
 from tests import synthetic
@@ -22,7 +20,8 @@ from tests import synthetic
 DESIGNED = """
 run_id, case_id, workload, impl, pass, device, device_name, dtype, batch, heads, kv_heads,
 seq_len, kv_len, head_dim, mask, position, value_dim, width, projection, cache, new_tokens,
-threads, status, reason, suspect, time_us_median, time_us_ci_low, time_us_ci_high, time_us_min,
+threads, status, reason, suspect, time_us, time_us_low, time_us_high, time_us_median,
+time_us_min, baseline, speedup, speedup_low, speedup_high, behind, behind_low, behind_high,
 e2e_us_median, n_samples, flops_useful, flops_executed, flops_counted, flops_counted_source,
 tflops, bytes_min, gbps, memory_peak_bytes, memory_inputs_bytes, memory_outputs_bytes,
 memory_prepared_bytes, memory_workspace_bytes, memory_predicted_bytes, error_max, error_rmse,
@@ -36,7 +35,6 @@ NAMES = ("quick", "failed", "bare", "hostile", "one", "empty")
 class Loaded(NamedTuple):
     run: Run
     frame: pd.DataFrame
-    compared: pd.DataFrame
     costs: pd.DataFrame
 
 
@@ -44,7 +42,7 @@ class Loaded(NamedTuple):
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Loaded]:
     folder = tmp_path_factory.mktemp("runs")
     runs = {name: load_run(synthetic.write_named(folder, name)) for name in NAMES}
-    return {n: Loaded(run, load(run), compared(run), rope_cost(run)) for n, run in runs.items()}
+    return {n: Loaded(run, load(run), rope_cost(run)) for n, run in runs.items()}
 
 
 def test_the_designed_columns_come_first_and_in_their_order(loaded):
@@ -55,7 +53,7 @@ def test_the_designed_columns_come_first_and_in_their_order(loaded):
 def test_every_recorded_cell_is_a_row_and_failures_are_too(loaded):
     frame = loaded["failed"].frame
     assert len(frame) == 7
-    assert frame["time_us_median"].isna().all()
+    assert frame["time_us"].isna().all()
     assert frame["reason"].notna().all()
     assert loaded["empty"].frame.shape == (0, len(COLUMNS))
 
@@ -64,16 +62,16 @@ def test_what_is_unknown_is_null_and_never_zero(loaded):
     frame = loaded["bare"].frame
     unknown = ["flops_useful", "tflops", "gbps", "memory_workspace_bytes", "error_max", "kernel"]
     assert frame[unknown].isna().all(axis=None)
-    assert frame["time_us_ci_low"].isna().all()  # four samples give no interval
+    assert frame["time_us_low"].isna().all()  # four samples give no interval
     assert frame["interval"].isna().all()
-    assert frame["time_us_median"].notna().all()
+    assert frame["time_us"].notna().all()
 
 
 def test_rates_are_the_metrics_over_the_median_time(loaded):
     row = loaded["one"].frame.iloc[0]
-    assert row["tflops"] == pytest.approx(row["flops_useful"] / row["time_us_median"] / 1e6)
-    assert row["gbps"] == pytest.approx(row["bytes_min"] / row["time_us_median"] / 1e3)
-    assert row["time_us_ci_low"] <= row["time_us_median"] <= row["time_us_ci_high"]
+    assert row["tflops"] == pytest.approx(row["flops_useful"] / row["time_us"] / 1e6)
+    assert row["gbps"] == pytest.approx(row["bytes_min"] / row["time_us"] / 1e3)
+    assert row["time_us_low"] <= row["time_us"] <= row["time_us_high"]
     assert row["interval"] == "within_process"
 
 
@@ -95,48 +93,6 @@ def test_exports_keep_integers_and_nulls(loaded, name, tmp_path):
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "run.parquet"), frame)
 
 
-def test_rows_of_a_case_come_fastest_first_and_failures_last(loaded):
-    for _, rows in loaded["quick"].compared.groupby("case_id"):
-        times = rows["time_us_median"]
-        assert times.dropna().is_monotonic_increasing
-        assert times.isna().is_monotonic_increasing
-
-
-def test_speed_is_naives_time_over_this_time(loaded):
-    frame = loaded["one"].compared
-    assert frame["speed"].isna().all()  # there is no naive to compare with
-    frame = loaded["quick"].compared
-    for _, rows in frame[frame["speed"].notna()].groupby("case_id"):
-        base = rows[rows["impl"] == "naive"].iloc[0]
-        assert base["speed"] == 1.0
-        assert rows["speed"].to_numpy() == pytest.approx(
-            base["time_us_median"] / rows["time_us_median"].to_numpy(), rel=0.05
-        )
-        others = rows[rows["impl"] != "naive"]
-        assert (others["speed_low"] <= others["speed"]).all()
-        assert (others["speed"] <= others["speed_high"]).all()
-
-
-def sentences(**times: float) -> str:
-    """The highlights of one case of implementations that take so many microseconds."""
-    records = [
-        replace(synthetic.ok(Case(), impl), samples=synthetic.samples(time_us, impl))
-        for impl, time_us in times.items()
-    ]
-    run = Run(path=Path("r"), info={"run_id": "r"}, records=records)
-    return " ".join(highlights(run, compared(run), rope_cost(run)))
-
-
-def test_highlights_name_the_fastest_only_where_it_is_faster_than_every_other():
-    text = sentences(naive=100.0, sdpa=50.0, slow=200.0)
-    assert "sdpa is fastest with" in text
-    assert "× as fast as naive (95 % interval" in text
-    text = sentences(naive=100.0, sdpa=50.0, twin=50.2, slow=200.0)
-    assert "fastest" not in text
-    assert re.search(r"twin with 5.* µs is level with sdpa \(± \d+(\.\d+)? %\)\.", text)
-    assert "naive takes 1" in sentences(naive=100.0)
-
-
 def test_a_command_that_is_proposed_repeats_no_default() -> None:
     from attnbench.cli.sweep import sweep
 
@@ -154,7 +110,7 @@ def test_the_line_of_doubt_says_what_disturbed_a_run_what_that_did_and_what_to_r
         record = synthetic.timed(Case(seq_len=256, threads=threads), "naive", times, cpu_share=0.6)
         info = {"run_id": "r", "options": {"device": "auto", "heads": [4]}, "settings": options}
         run = Run(path=Path("r"), info=info, records=[record])
-        return doubt_sentence(run, compared(run))
+        return doubt_sentence(run, load(run))
 
     assert line(0.0, 1) == ""  # whatever took processor time: it did nothing to the figures
     assert line(0.5, 1) == (

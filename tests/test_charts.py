@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from attnbench.analysis.table import compared, rope_cost
+from attnbench.analysis.table import load, rope_cost
 from attnbench.execution.store import load_run
 from attnbench.report import roofline
 from attnbench.report.charts import CHARTS, pages, with_rate_interval, with_recurrent
@@ -27,9 +27,7 @@ GPU = {"environment": synthetic.GPU | {"ceilings": MEASURED | {"read_gbps": 4290
 
 def cells(tmp_path: Path, records: list[Record], info: dict[str, Any] | None = None):
     """The table of a run of these records."""
-    return with_rate_interval(
-        compared(load_run(synthetic.write_run(tmp_path, "run", records, info)))
-    )
+    return with_rate_interval(load(load_run(synthetic.write_run(tmp_path, "run", records, info))))
 
 
 def naive(workload: Any = "attention", **fields: Any) -> Record:
@@ -51,7 +49,7 @@ def layers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
         *(naive(seq_len=n) for n in lengths),
     ]  # fmt: skip
     run = load_run(synthetic.write_run(tmp_path_factory.mktemp("runs"), "layers", records))
-    return {"cells": with_rate_interval(compared(run)), "costs": rope_cost(run)}
+    return {"cells": with_rate_interval(load(run)), "costs": rope_cost(run)}
 
 
 def test_a_recurrent_network_stands_beside_each_layer_of_its_width(layers):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.analysis.table import compared
+from attnbench.analysis.table import load
 from attnbench.execution.runner import LocalRunner
 from attnbench.execution.store import RECORDS, Run, load_info, load_run, write_info
 from attnbench.schema.record import Cell, Record
@@ -60,11 +60,11 @@ def test_what_ran_out_of_memory_elsewhere_implies_nothing_here(cli, elsewhere, k
 
 
 def test_no_ratio_is_taken_across_device_models(mixed):
-    frame = compared(mixed)
+    frame = load(mixed)
     split = frame.groupby("case_id")["device_name"].transform("nunique") > 1
-    assert frame[~split]["speed"].notna().all()
+    assert frame[~split]["speedup"].notna().all()
     other = split & (frame["impl"] == "sdpa")
-    assert frame[other][["speed", "speed_low"]].isna().all(axis=None)
+    assert frame[other][["speedup", "speedup_low"]].isna().all(axis=None)
     assert (frame[split]["behind"] == 1).all()  # each leads on its own device
 
 

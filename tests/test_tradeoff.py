@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from attnbench.analysis.table import compared
+from attnbench.analysis.table import load
 from attnbench.execution.store import load_run
 from attnbench.report import tradeoff
 from attnbench.report.charts import CHARTS, MOST_LINES, pages
@@ -24,7 +24,7 @@ def cell(n: int, impl: str, **errors: float) -> Record:
 def cells(tmp_path: Path, records: list[Record]) -> pd.DataFrame:
     rows = [{"name": name, "family": family} for name, family in FAMILIES.items()]
     info: dict[str, Any] = {"environment": synthetic.CPU, "implementations": rows}
-    return compared(load_run(synthetic.write_run(tmp_path, "run", records, info)))
+    return load(load_run(synthetic.write_run(tmp_path, "run", records, info)))
 
 
 RECORDS = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -24,12 +24,16 @@ from attnbench.theory.traits import TRAITS
 ColumnKind = Literal["int", "float", "text"]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class TableRow:
-    """One recorded cell, with what several columns are made of; computed once."""
+    """One recorded cell, with what several columns are made of; computed once.
+
+    `ratios` are the columns that other rows take part in (`ratios.set_ratios`).
+    """
 
     record: Record
     run: Run
+    ratios: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def case(self) -> dict[str, Any]:
@@ -49,14 +53,19 @@ class TableRow:
         return next((row for row in rows if row.get("name") == name), {})
 
     @cached_property
+    def times(self) -> pairs.CellTimes | None:
+        """The reported time, its interval, and the samples that ratios are made of."""
+        return pairs.cell_times(self.record) if self.record.samples else None
+
+    @property
     def time_us(self) -> float | None:
         """The reported time."""
-        return times.time_us(self.record)
+        return self.times.time_us if self.times else None
 
     @cached_property
-    def interval_us(self) -> tuple[float | None, float | None]:
-        """The ends of its interval."""
-        return times.interval_us(self.record) or (None, None)
+    def suspect(self) -> str | None:
+        """Why the time cannot be right, or None."""
+        return times.suspect(self.record, self.environment, self.time_us)
 
     @cached_property
     def limits(self) -> dict[str, Any]:
@@ -112,6 +121,11 @@ def _rate(row: TableRow, name: str, per_us: float) -> float | None:
     return None if rate is None else rate / per_us
 
 
+def _end(row: TableRow, which: int) -> float | None:
+    interval = row.times.interval_us if row.times else None
+    return interval[which] if interval else None
+
+
 def _batches_us(record: Record) -> list[list[float]]:
     """The times of the batches of each sample that counts."""
     return [list(sample.blocks_us or (sample.time_us,)) for sample in record.kept]
@@ -133,7 +147,11 @@ _OF_RECORD: dict[str, Callable[[Record], Any]] = {
     "impl": lambda r: r.cell.impl,
     "status": lambda r: r.status,
     "reason": lambda r: r.reason,
-    "time_us_min": lambda r: min((s.time_us for s in r.kept), default=None),
+    "time_us_median": lambda r: median(s.own_us for s in r.kept) if r.samples else None,
+    "time_us_min": lambda r: min((s.own_us for s in r.kept), default=None),
+    "clock": times.clock,
+    "wall_us_median": lambda r: median(times.wall_us(r)) if times.wall_us(r) else None,
+    "wall_us_min": lambda r: min(times.wall_us(r), default=None),
     "e2e_us_median": lambda r: median(s.e2e_us for s in r.kept) if r.samples else None,
     "n_samples": lambda r: len(r.kept),
     "notes": notes.notes,
@@ -144,7 +162,7 @@ _OF_RECORD: dict[str, Callable[[Record], Any]] = {
     "processes": lambda r: len({s.process for s in r.samples}) or None,
     "n_discarded": lambda r: len(r.samples) - len(r.kept) if r.samples else None,
     "blocks": lambda r: max(map(len, _batches_us(r)), default=None),
-    "time_us_blocks": lambda r: median(chain.from_iterable(_batches_us(r))) if r.samples else None,
+    "wall_us_batches": lambda r: median(chain.from_iterable(_batches_us(r))) if r.samples else None,
     "calls": lambda r: sum(s.calls * (len(s.blocks_us) or 1) for s in r.kept) or None,
     "spent_s": lambda r: sum(r.spent_s.values()) or None,
     "mask_density": _density(mask_density),
@@ -155,10 +173,10 @@ _OF_ROW: dict[str, Callable[[TableRow], Any]] = {
     "device_name": lambda row: times.described(row.environment, row.case["device"]).get(
         "device_name"
     ),
-    "suspect": lambda row: times.suspect(row.record, row.environment, row.time_us),
-    "time_us_median": lambda row: row.time_us,
-    "time_us_ci_low": lambda row: row.interval_us[0],
-    "time_us_ci_high": lambda row: row.interval_us[1],
+    "suspect": lambda row: row.suspect,
+    "time_us": lambda row: row.time_us,
+    "time_us_low": lambda row: _end(row, 0),
+    "time_us_high": lambda row: _end(row, 1),
     "tflops": lambda row: _rate(row, "flops_useful", 1e6),
     "gbps": lambda row: _rate(row, "bytes_min", 1e3),
     "created": lambda row: row.run.info.get("created"),
@@ -169,6 +187,7 @@ _SOURCES: dict[str, Callable[[TableRow], Mapping[str, Any]]] = {
     "metric": lambda row: row.record.metrics,
     "environment": lambda row: row.environment,
     "limit": lambda row: row.limits,
+    "ratio": lambda row: row.ratios,
 }
 
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from attnbench.analysis.axes import AXES, label, overhead_size
 from attnbench.analysis.pairs import CellTimes, cell_times, decided, ratio_of
+from attnbench.analysis.ratios import baseline_of
 from attnbench.analysis.scaling.results import Uncertain
-from attnbench.analysis.table import BASELINE
 from attnbench.analysis.times import are_times
 from attnbench.base import units
 from attnbench.execution.store import Run
@@ -110,20 +110,22 @@ class Crossover:
 _Ways = dict[str, dict[int, tuple[Case, CellTimes | None]]]  # cells by name and n
 
 
-def crossovers(run: Run) -> tuple[Crossover, ...]:
+def crossovers(run: Run, baseline: str | None = None) -> tuple[Crossover, ...]:
     """Compare all pairs that share two sizes or more, everything else being equal.
 
     Pairs are those of implementations on the same cases, of caches of one implementation, and of
-    projections of one; the number of keys follows n or stays. Every pair is looked at, so that
+    projections of one; the number of keys follows n or stays. The `baseline` is the first of its
+    pairs (that of the run unless given). Every pair is looked at, so that
     the effort grows with the square of how many share their cases. Between two sizes the
     logarithm of the ratio is interpolated along log n, and so are the ends of its interval
     (`pairs.ratio_of`), wider between the sizes by what a curve may deviate there; where the sizes
     are more than a factor of `NEAR` apart, a crossing's interval is the whole gap.
     """
+    first = baseline_of(run, baseline)
     found = (
         _between(by, impl, names, ways)
         for by, impl, ways in _slices(run)
-        for names in combinations(sorted(ways, key=lambda name: (name != BASELINE, name)), 2)
+        for names in combinations(sorted(ways, key=lambda name: (name != first, name)), 2)
     )
     return tuple(crossover for crossover in found if crossover)
 

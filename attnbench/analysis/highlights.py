@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
-from attnbench.analysis.axes import label, label_axes, slices, varying
-from attnbench.analysis.notes import WIDE, doubt_sentence, suspect_sentence
-from attnbench.analysis.pairs import decided
-from attnbench.analysis.table import BASELINE, WORST_FIRST, time_ratio
+from attnbench.analysis.axes import label, label_axes, slices
+from attnbench.analysis.columns import COLUMNS
+from attnbench.analysis.leads import against, approx, hardest_case, known_ratio, leads, tie
+from attnbench.analysis.notes import doubt_sentence, suspect_sentence
+from attnbench.analysis.table import WORST_FIRST, time_ratio
 from attnbench.base import units
 from attnbench.execution.store import Run
 from attnbench.theory.traits import TRAITS
@@ -20,17 +21,16 @@ SLICE = ["workload", "device", "dtype", "pass"]
 
 
 def highlights(run: Run, frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
-    """Say what is fastest, what RoPE costs, what failed and what to distrust.
+    """Say who is fastest (`leads`), what allocates least, what RoPE costs, what to distrust.
 
-    `frame` is that of `compared`, `costs` that of `rope_cost`. Only what the intervals of pairs
-    decide is said to be faster; what they do not is level.
+    `frame` is that of `load`, `costs` that of `rope_cost`.
     """
     # Of an unfinished run "all passed" would mislead.
     some = run.unfinished and (frame["status"] == "ok").all()
-    sentences = [run.unfinished, models_sentence(frame), "" if some else failed_sentence(frame)]
-    for _, rows in slices(frame, SLICE):
-        hardest = " ".join(filter(None, (fastest_sentence(rows), workspace_sentence(rows))))
-        sentences += [hardest, cache_sentence(run, rows)]
+    sentences = [*leads(run, frame), run.unfinished, models_sentence(frame)]
+    sentences += [workspace_sentence(rows) for _, rows in slices(frame, ["workload"])]
+    sentences += [cache_sentence(run, rows) for _, rows in slices(frame, SLICE)]
+    sentences.append("" if some else failed_sentence(frame))
     sentences += [rope_sentence(costs), suspect_sentence(frame), doubt_sentence(run, frame)]
     return [sentence for sentence in sentences if sentence]
 
@@ -66,83 +66,20 @@ def models_sentence(frame: pd.DataFrame) -> str:
 _TIMERS = {"events": "by CUDA events", "graph": "in a CUDA graph"}
 
 
-def hardest_case(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the measured case that stands for a slice.
-
-    The one with the largest n; among those the plainest mask and position, the fewest threads, the
-    most work, then (between caches, which do the same work) the one that is done soonest.
-    """
-    measured = rows[rows["time_us_median"].notna()]
-    if measured.empty:
-        return measured
-    plain = measured.assign(
-        _mask=measured["mask"] != "full",
-        _position=measured["position"] != "none",
-        _work=measured["batch"] * measured["heads"] * measured["head_dim"],
-    )
-    by = ["seq_len", "_mask", "_position", "threads", "_work", "time_us_median"]
-    rising = [False, True, True, True, False, True]
-    chosen = plain.sort_values(by, ascending=rising, kind="stable").iloc[0]
-    there: pd.DataFrame = rows[rows["case_id"] == chosen["case_id"]]
-    return there
-
-
-def fastest_sentence(rows: pd.DataFrame) -> str:
-    """Which implementation leads at the largest n, or which are level there."""
-    case = hardest_case(rows)
-    case = case[case["behind"].notna() & case["suspect"].isna()]
-    if case.empty:
-        return ""
-    case = case.sort_values("time_us_median", kind="stable")
-    best, others = case.iloc[0], case.iloc[1:].to_dict("records")
-    time = units.time(best["time_us_median"]) + (" a token" if _per_token(best) else "")
-    off = _approx(best["approx_error"], best["approx_error_local"])
-    aside = "" if off == units.UNKNOWN else f" (off exact attention by {off} on local inputs)"
-    # What its slice is, and the axes that vary within it.
-    names = [name for name in varying(rows) if name not in (*SLICE, "seq_len")]
-    where = f"{best['workload']} {best['pass']} {best['dtype']}, n={best['seq_len']}"
-    text = f"{where} {label(best, names)}".rstrip() + f": {best['impl']}{aside}"
-    if not others:
-        return f"{text} takes {time}."
-    ties: dict[str, list[str]] = {"level with": [], "not told apart from": []}
-    for row in others:
-        if decided(row["behind_low"], row["behind_high"]) <= 0:
-            level, known = tie(row["behind_low"], row["behind_high"])
-            how = "level with" if level else "not told apart from"
-            ties[how].append(f"{row['impl']} ({known})")
-    if said := [f"{how} {', '.join(names)}" for how, names in ties.items() if names]:
-        return f"{text} with {time} is {', and '.join(said)}."
-    if best["impl"] == BASELINE or decided(best["speed_low"], best["speed_high"]) <= 0:
-        return f"{text} is fastest with {time}."
-    between = units.ratio_interval(best["speed_low"], best["speed_high"])
-    times = f"{units.ratio(best['speed'])} as fast as {BASELINE} (95 % interval {between})"
-    return f"{text} is fastest with {time}, {times}."
-
-
-def tie(low: Any, high: Any) -> tuple[bool, str]:
-    """Whether a ratio whose interval holds 1 is level, and what is known: `± 6 %`, `0.600–1.70×`.
-
-    It is level if it is known to lie within 10 % of 1.
-    """
-    if units.is_unknown(low) or units.is_unknown(high):
-        return False, "too few samples"
-    beyond = max(high, 1 / low) - 1
-    if beyond > WIDE:
-        return False, units.ratio_interval(low, high)
-    return True, f"± {units.brief_percent(beyond)}"
-
-
 def workspace_sentence(rows: pd.DataFrame) -> str:
-    """Which implementations allocate least at the largest n, against the baseline."""
-    case = hardest_case(rows)
+    """Which implementations allocate least at a workload's largest n, against the baseline."""
+    case, baseline = hardest_case(rows), str(rows["baseline"].iloc[0])
     known = case[case["memory_workspace_bytes"].notna()].sort_values("memory_workspace_bytes")
     of = dict(zip(known["impl"], known["memory_workspace_bytes"], strict=True))
     least = [impl for impl, size in of.items() if size == min(of.values())]
-    if BASELINE in least or BASELINE not in of or _per_token(known.iloc[0]):
+    if baseline in least or baseline not in of or _per_token(known.iloc[0]):
         return ""
-    sizes = units.size(of[least[0]]), units.size(of[BASELINE])
-    names = ", ".join(least)
-    return f"The least workspace is that of {names}, {sizes[0]}; {BASELINE} needs {sizes[1]}."
+    sizes = units.size(of[least[0]]), units.size(of[baseline])
+    where = label(known.iloc[0], ["workload", "pass", "dtype", "mask", "seq_len"])
+    return (
+        f"{where}: the least workspace is that of {', '.join(least)}, {sizes[0]};"
+        f" {baseline} needs {sizes[1]}."
+    )
 
 
 def _per_token(row: pd.Series[Any]) -> bool:
@@ -151,7 +88,7 @@ def _per_token(row: pd.Series[Any]) -> bool:
 
 def cache_sentence(run: Run, rows: pd.DataFrame) -> str:
     """What a cache saves at the longest context that both ways were measured at."""
-    decode = rows[rows["cache"].notna() & rows["time_us_median"].notna()]
+    decode = rows[rows["cache"].notna() & rows["time_us"].notna()]
     if decode["cache"].nunique() < 2:
         return ""
     same = [
@@ -161,21 +98,16 @@ def cache_sentence(run: Run, rows: pd.DataFrame) -> str:
     counts = decode.groupby(same)["cache"].transform("nunique")
     longest = decode[counts == counts.max()].sort_values("seq_len", kind="stable")
     last = longest[longest["case_id"].isin(longest.tail(1)["case_id"])].iloc[0]
-    peers = longest[(longest[same] == last[same]).all(axis=1)].sort_values("time_us_median")
+    peers = longest[(longest[same] == last[same]).all(axis=1)].sort_values("time_us")
     best, worst = peers.iloc[0], peers.iloc[-1]
     cells = {record.cell.key: record for record in run.records}
-    value, low, high = time_ratio(
-        run, *(cells[row["case_id"], row["impl"]] for row in (worst, best))
-    )
-    level, known = tie(low, high)
-    compared = f"{'level' if level else 'not told apart'}, {known}"
-    if decided(low, high):
-        compared = f"{units.ratio(value)}, 95 % interval {units.ratio_interval(low, high)}"
+    known = time_ratio(run, *(cells[row["case_id"], row["impl"]] for row in (worst, best)))
+    if known[0] is None:
+        return ""
+    told = against(f"cache {best['cache']}", f"cache {worst['cache']}", known)
     return (
-        f"Decoding with {best['impl']} at a context of {best['seq_len']}:"
-        f" cache {best['cache']} takes {units.time(best['time_us_median'])} a token,"
-        f" cache {worst['cache']} {units.time(worst['time_us_median'])}"
-        f" ({compared})."
+        f"Decoding with {best['impl']} at a context of {best['seq_len']}: {told},"
+        f" {units.time(best['time_us'])} a token."
     )
 
 
@@ -211,115 +143,89 @@ def failed_sentence(frame: pd.DataFrame) -> str:
 
 @dataclass(frozen=True)
 class SummaryColumn:
-    """One column for people: its header, how to read it, and the text of a row.
+    """One column for people: its header, the columns that it shows, and the text of a row.
 
     One with `where` is shown where that holds of the records table.
     """
 
     header: str
-    meaning: str
+    of: tuple[str, ...]
     text: Callable[[Mapping[Any, Any]], str]
     where: Callable[[pd.DataFrame], bool] | None = None
+
+    @property
+    def meaning(self) -> str:
+        """How to read it."""
+        return "; ".join(COLUMNS.get(name).meaning for name in self.of)
 
 
 def _time(row: Mapping[Any, Any]) -> str:
     """The time, behind a mark where it cannot be right (!) or has no bound for its error (?)."""
     sure = units.is_unknown(row["suspect"]), units.is_unknown(row["unsteady"])
     mark = "" if all(sure) else "? " if sure[0] else "! "
-    return mark + units.time(row["time_us_median"])
+    return mark + units.time(row["time_us"])
 
 
 def _speed(row: Mapping[Any, Any]) -> str:
-    ratio, low, high = units.ratio(row["speed"]), row["speed_low"], row["speed_high"]
-    if row["impl"] == BASELINE or ratio == units.UNKNOWN or decided(low, high):
-        return ratio
-    if units.is_unknown(low):
-        return f"? {ratio}"
-    level, known = tie(low, high)
-    return f"level {known}" if level else known
+    """The ratio; whether it is level; a * where the two times give another one."""
+    value, low, high = known_ratio(row, "speedup")
+    odd = row["impl"] != row["baseline"] and not units.is_unknown(row["speedup_reason"])
+    level = low is not None and high is not None and low <= 1 <= high and tie(low, high)[0]
+    return units.ratio(value) + "*" * (odd and value is not None) + " level" * level
+
+
+def _mask(row: Mapping[Any, Any]) -> str:
+    shares = units.percent(row["mask_density"]), units.percent(row["mask_block_density"])
+    return ", ".join((*shares, units.time(row["mask_build_us"])))
 
 
 SUMMARY: dict[str, SummaryColumn] = {
-    "impl": SummaryColumn(
-        "implementation",
-        "sorted fastest first within a case",
-        lambda row: row["impl"],
-    ),
-    "time": SummaryColumn(
-        "time",
-        "per call (decode: per token): host time on a CPU, the low end of what other work left"
-        " alone; stream time on a GPU; ?: unsteady, its error has no bound (see notes); !:"
-        " suspect, it cannot be right",
-        _time,
-    ),
+    "impl": SummaryColumn("implementation", ("impl",), lambda row: row["impl"]),
+    "time": SummaryColumn("time", ("time_us", "unsteady", "suspect"), _time),
     "interval": SummaryColumn(
-        "95 % interval",
-        "of that time: over fresh processes where there are several (--processes), else within one"
-        " process, from order statistics; – below 6 samples",
-        lambda row: units.time_interval(row["time_us_ci_low"], row["time_us_ci_high"]),
+        "95 % interval", ("time_us_low",),
+        lambda row: units.time_interval(row["time_us_low"], row["time_us_high"]),
     ),
-    "speed": SummaryColumn(
-        "speed vs naive",
-        "naive's time / this time in rounds that both were timed in: above 1 is faster; where the"
-        " interval holds 1, level within so much, or from 10 % on the interval; ?: without one",
-        _speed,
-    ),
+    "speed": SummaryColumn("speed vs {baseline}", ("speedup", "speedup_reason"), _speed),
     "speed_interval": SummaryColumn(
-        "its interval",
-        "at least 95 %, of another process of the same code, too; – below 6 rounds",
-        lambda row: units.ratio_interval(row["speed_low"], row["speed_high"]),
+        "95 % CI", ("speedup_low",),
+        lambda row: units.ratio_interval(row["speedup_low"], row["speedup_high"]),
     ),
-    "rate": SummaryColumn(
-        "useful rate",
-        "useful FLOPs (admitted pairs only, flash-attention's convention) / median time",
-        lambda row: units.flop_rate(row["tflops"]),
-    ),
+    "behind": SummaryColumn("vs fastest", ("behind",), lambda row: units.ratio(row["behind"])),
+    "rate": SummaryColumn("useful rate", ("tflops",), lambda row: units.flop_rate(row["tflops"])),
     "workspace": SummaryColumn(
-        "workspace",
-        "highest allocation during the call, without inputs, prepared memory and outputs",
+        "workspace", ("memory_workspace_bytes",),
         lambda row: units.size(row["memory_workspace_bytes"]),
     ),
     "error": SummaryColumn(
-        "error / allowed",
-        "error against float64 over the allowed error; right at 1 or below",
-        lambda row: units.digits(row["error_ratio"], 2),
+        "error / allowed", ("error_ratio",), lambda row: units.digits(row["error_ratio"], 2)
     ),
-    "status": SummaryColumn("status", "ok, or what became of the cell", lambda row: row["status"]),
+    "status": SummaryColumn("status", ("status",), lambda row: row["status"]),
     "approx": SummaryColumn(
-        "off exact, local",
-        "how far the output is from that of exact attention, relative, in the root mean"
-        " square: on normal inputs, whose attention is spread over all keys, and on inputs whose"
-        " attention is local; – for what is exact",
-        lambda row: _approx(row["approx_error"], row["approx_error_local"]),
+        "off exact, local", ("approx_error", "approx_error_local"), approx,
         lambda frame: bool(frame["approx_error"].notna().any()),
     ),
     "mask": SummaryColumn(
-        "mask: pairs, blocks, built",
-        "pairs that the mask admits, of all, and blocks of 128 x 128 that hold one; the"
-        " time it took to make the mask, once, outside the calls; – where it made none",
-        lambda row: (
-            f"{units.percent(row['mask_density'])}, {units.percent(row['mask_block_density'])}, "
-            f"{units.time(row['mask_build_us'])}"
-        ),
-        lambda frame: not frame["mask"].isin(("full", "causal")).all(),
+        "mask: pairs, blocks, built", ("mask_density", "mask_block_density", "mask_build_us"),
+        _mask, lambda frame: not frame["mask"].isin(("full", "causal")).all(),
     ),
-}
-
-
-def _approx(*errors: float | None) -> str:
-    known = [f"{units.digits(100 * e, 2)} %" for e in errors if e is not None and e == e]
-    return ", ".join(known) or units.UNKNOWN
+}  # fmt: skip
 
 
 def summary_columns(frame: pd.DataFrame) -> dict[str, SummaryColumn]:
     """The SUMMARY columns that have something to say of the rows of the records table."""
-    return {name: c for name, c in SUMMARY.items() if c.where is None or c.where(frame)}
+    baseline = str(next(iter(frame["baseline"].dropna()), "the baseline"))
+    return {
+        name: replace(column, header=column.header.format(baseline=baseline))
+        for name, column in SUMMARY.items()
+        if column.where is None or column.where(frame)
+    }
 
 
 def summary_rows(frame: pd.DataFrame) -> list[dict[str, str]]:
     """Return one dict of texts a row, in `frame`'s order: `case` and then the SUMMARY columns.
 
-    `frame` is that of `table.compared`. `case` names the axes that vary in its workload.
+    `frame` is that of `table.load`. `case` names the axes that vary in its workload.
     """
     names = label_axes(frame)
     return [

@@ -163,8 +163,8 @@ def doubt_sentence(run: Run, frame: pd.DataFrame) -> str:
 
     Nothing where every time is known to ± 10 % and none is unsteady.
     """
-    timed = frame[frame["time_us_median"].notna()]
-    half = (timed["time_us_ci_high"] - timed["time_us_ci_low"]) / 2 / timed["time_us_median"]
+    timed = frame[frame["time_us"].notna()]
+    half = (timed["time_us_high"] - timed["time_us_low"]) / 2 / timed["time_us"]
     wide, unsteady = half > WIDE, timed["unsteady"].notna()
     found = [
         f"{count} of {cells} {'is' if count == 1 else 'are'} {what}"

@@ -82,6 +82,14 @@ def ratio(above: Record, below: Record) -> tuple[float, Interval | None]:
 
 def ratio_of(above: CellTimes, below: CellTimes) -> tuple[float, Interval | None]:
     """As `ratio`, of what was computed once for each."""
+    if found := paired(above, below):
+        return found
+    reported = above.time_us / below.time_us
+    return reported, quotient_interval(above.interval_us, below.interval_us)
+
+
+def paired(above: CellTimes, below: CellTimes) -> tuple[float, Interval | None] | None:
+    """As `ratio`, from the rounds in common; None where they are too few."""
     processes: dict[int, list[float]] = {}
     for place, first_us in above.rounds_us.items():
         if (second_us := below.rounds_us.get(place)) is not None:
@@ -92,8 +100,7 @@ def ratio_of(above: CellTimes, below: CellTimes) -> tuple[float, Interval | None
     for found in processes.values():
         if within := median_interval(found):
             return median(found), (within[0] / MARGIN, within[1] * MARGIN)
-    reported = above.time_us / below.time_us
-    return reported, quotient_interval(above.interval_us, below.interval_us)
+    return None
 
 
 def decided(low: float | None, high: float | None) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -13,34 +12,37 @@ import pandas as pd
 from attnbench.analysis.axes import in_order
 from attnbench.analysis.columns import COLUMNS, ColumnKind, TableRow
 from attnbench.analysis.pairs import ratio
+from attnbench.analysis.ratios import baseline_of, set_ratios
 from attnbench.errors import StoreError
 from attnbench.execution.store import Run, load_run
 from attnbench.schema.case import Position
 from attnbench.schema.record import Record
 
-BASELINE = "naive"
 WORST_FIRST = ("incorrect", "crashed", "error", "oom", "timeout", "unsupported", "skipped")
 Ratio = tuple[float | None, float | None, float | None]  # value, low, high
 
 _PANDAS_TYPES: dict[ColumnKind, str] = {"int": "Int64", "float": "float64", "text": "str"}
 
 
-def load(run: Run | Path | str) -> pd.DataFrame:
-    """Return one row for each recorded cell, the failed ones included, in recorded order.
+def load(run: Run | Path | str, baseline: str | None = None) -> pd.DataFrame:
+    """Return one row for each recorded cell, the failed ones included, best first in each case.
 
     The columns are those of `COLUMNS`. What is unknown is null (`NA` in an integer column, `NaN`
-    elsewhere), never 0. Integers are `Int64`, so that they stay integers beside a null.
+    elsewhere), never 0. Integers are `Int64`, so that they stay integers beside a null. Cases are
+    in the order of their axes; of the rows of one `ratios.set_ratios` has the order.
 
     Raises:
         StoreError: the folder holds no run, or a damaged one.
+        UnknownNameError: the run has no implementation called `baseline`.
     """
     loaded = run if isinstance(run, Run) else load_run(Path(run))
     rows = [TableRow(record, loaded) for record in loaded.records]
+    rows = set_ratios(rows, baseline_of(loaded, baseline))
     found = {}
     for name, column in COLUMNS.items():
         values = [_plain(column.value(row), column.kind) for row in rows]
         found[name] = pd.Series(values, dtype=_PANDAS_TYPES[column.kind])  # type: ignore[call-overload]
-    return pd.DataFrame(found)
+    return in_order(pd.DataFrame(found))
 
 
 def _plain(value: Any, kind: ColumnKind) -> int | float | str | None:
@@ -72,28 +74,6 @@ def time_ratio(run: Run, above: Record | None, below: Record | None) -> Ratio:
     return value, *(interval or (None, None))
 
 
-def compared(run: Run) -> pd.DataFrame:
-    """The records table, sorted by case and best first, with six more columns.
-
-    `speed`, `speed_low`, `speed_high`: how many times as fast as `naive` on the same case;
-    `behind`, `behind_low`, `behind_high`: how many times the time of the case's first row on that
-    model of device, that of the least time which can be right. Both as `pairs.ratio` has them, with
-    its intervals. Cells without a time come last in their case.
-    """
-    frame = load(run)
-    cells = {record.cell.key: record for record in run.records}
-    usable = frame[frame["suspect"].isna()].sort_values("time_us_median", kind="stable")
-    own = ["case_id", "device_name"]
-    first = dict(usable.fillna({"device_name": ""}).groupby(own)["impl"].first())
-    places = zip(frame["case_id"], frame["device_name"].fillna(""), strict=True)
-    baselines = [cells.get((case_id, BASELINE)) for case_id, _ in cells]
-    leaders = [cells.get((place[0], first.get(place, ""))) for place in places]
-    of = partial(time_ratio, run)
-    frame = _with_ratios(frame, "speed", list(map(of, baselines, cells.values())))
-    frame = _with_ratios(frame, "behind", list(map(of, cells.values(), leaders)))
-    return in_order(frame.sort_values("time_us_median", kind="stable", na_position="last"))
-
-
 def rope_cost(run: Run) -> pd.DataFrame:
     """Time with a position encoding / time without it: same case and implementation otherwise.
 
@@ -108,15 +88,14 @@ def rope_cost(run: Run) -> pd.DataFrame:
             return None
         return cells.get((replace(case, position=Position()).case_id, record.cell.impl))
 
-    ratios = [time_ratio(run, record, without_encoding(record)) for record in run.records]
-    frame = _with_ratios(load(run), "cost", ratios)
-    return in_order(frame[frame["cost"].notna()])
-
-
-def _with_ratios(frame: pd.DataFrame, name: str, ratios: list[Ratio]) -> pd.DataFrame:
-    names = [name, f"{name}_low", f"{name}_high"]
-    frame[names] = pd.DataFrame(ratios, columns=names, dtype="float64")
-    return frame
+    ratios = {
+        record.cell.key: time_ratio(run, record, without_encoding(record)) for record in run.records
+    }
+    frame = load(run)
+    names = ["cost", "cost_low", "cost_high"]
+    values = [ratios[key] for key in zip(frame["case_id"], frame["impl"], strict=True)]
+    frame[names] = pd.DataFrame(values, columns=names, dtype="float64")
+    return frame[frame["cost"].notna()].reset_index(drop=True)
 
 
 def failures(frame: pd.DataFrame) -> pd.DataFrame:

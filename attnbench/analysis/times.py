@@ -77,6 +77,23 @@ def time_us(record: Record) -> float | None:
     return median(low_end(record, samples)[0] for samples in by_process(record))
 
 
+def clock(record: Record) -> str | None:
+    """What the times of a record are: `stream`, `wall`, or `processor` where that of a sample is.
+
+    A sample that other work interrupted counts with its processor time (`Sample.own_us`).
+    """
+    if not record.samples:
+        return None
+    if record.cell.case.device == "cuda":
+        return "stream"
+    return "processor" if any(sample.disturbed for sample in record.kept) else "wall"
+
+
+def wall_us(record: Record) -> list[float]:
+    """The wall times of the samples that count, in µs per call; none on a GPU."""
+    return [s.time_us for s in record.kept if record.cell.case.device == "cpu"]
+
+
 def interval_us(record: Record) -> Interval | None:
     """Where the reported time lies with 95 %, in µs; None where there are too few samples.
 

@@ -210,6 +210,12 @@ output_option = options_of((
 ))  # fmt: skip
 
 
+baseline_option = options_of((
+    ("--baseline", {"metavar": "NAME"},
+     "The implementation that ratios are against [naive, else sdpa, else the first]."),
+))  # fmt: skip
+
+
 def run_argument(command: Command) -> Command:
     """RUN: a folder, a name, `latest` or `previous`."""
     return output_option(click.argument("run", type=RUN, default="latest")(command))

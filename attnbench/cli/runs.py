@@ -15,6 +15,7 @@ from attnbench.cli.options import (
     PATH,
     RUN,
     SHARE,
+    baseline_option,
     device_option,
     impl_files,
     loaded_run,
@@ -77,7 +78,8 @@ def list_(names: tuple[str, ...], files: tuple[str, ...], device: str, as_json: 
 
 @click.command()
 @run_argument
-def report(run: str, output: Path) -> None:
+@baseline_option
+def report(run: str, output: Path, baseline: str | None) -> None:
     """Draw the page, the plots and the Markdown of a run.
 
     RUN is a folder, a name, `latest` or `previous`. Written into it are report.html, report.md and
@@ -87,6 +89,8 @@ def report(run: str, output: Path) -> None:
     from attnbench.gate.decide.stored import folder_of_gate, load_gate
 
     if gate := folder_of_gate(run, output):
+        if baseline:
+            raise UsageError(f"{gate} is a gate run, which has a base of its own; drop --baseline")
         from attnbench.gate.decide.verdict import decide
         from attnbench.report.gate.outputs import write_page
 
@@ -95,7 +99,7 @@ def report(run: str, output: Path) -> None:
     else:
         from attnbench.report.pages import write_report
 
-        click.echo(write_report(find_run(run, output)))
+        click.echo(write_report(find_run(run, output), baseline))
 
 
 @click.command()

@@ -18,6 +18,7 @@ from attnbench.cli.options import (
     THREADS,
     Rows,
     axes_options,
+    baseline_option,
     device_option,
     given,
     impl_files,
@@ -35,6 +36,13 @@ if TYPE_CHECKING:
     from attnbench.execution.store import Run
 
 _SHOWN = 60  # rows of the table at the end
+# Its columns; those that are always shown; and in which order the others give way.
+_COLUMNS = (
+    "impl", "time", "interval", "speed", "speed_interval", "behind", "rate", "workspace", "error",
+    "approx", "mask", "status",
+)  # fmt: skip
+_KEPT = ("impl", "time", "interval", "speed", "speed_interval")
+_SPARE = ("mask", "error", "rate", "behind", "workspace", "approx")
 _WITH_RESUME = (
     "resume", "retry", "output", "dry_run", "quiet", "max_total_time", "on", "ray_address", "mixed",
 )  # fmt: skip
@@ -52,7 +60,7 @@ _SWEEP: Rows = (
      "CPU threads: 1,2 or all, as many as torch takes by itself; one thread is pinned to a CPU of"
      " its own [1]."),
     ("--precision", {"type": POSITIVE, "default": 0.02, "show_default": True},
-     "Stop a cell when the 95 % interval of its median is within ± this share."),
+     "Stop a cell when the 95 % interval of its samples' median is within ± this share."),
     ("--min-time", {"type": POSITIVE}, "Seconds of samples for each cell, at least [0.1]."),
     ("--max-time", {"type": POSITIVE}, "Seconds of samples at most [1]."),
     ("--processes", {"type": click.IntRange(min=1, max=100), "default": 1, "show_default": True},
@@ -66,6 +74,7 @@ _SWEEP: Rows = (
      " process, or the process keeps them [settled]."),
     ("--energy", {"is_flag": True},
      "On a GPU: joules per call, from a loop of at least 2 s for each cell."),
+    baseline_option,
     seed_option,
     ("--timeout", {"type": POSITIVE, "default": 300.0, "show_default": True},
      "Give a cell up after so many seconds without a heartbeat of its worker."),
@@ -187,6 +196,7 @@ def _request(options: dict[str, Any], ray: str | None) -> SweepRequest:
         name=options["name"],
         shard=options["shard"],
         ray=ray,
+        baseline=options["baseline"],
         max_total_time_s=options["max_total_time"],
         options={name: _written(v) for name, v in options.items() if v},
     )
@@ -200,33 +210,44 @@ def _written(value: Any) -> Any:
 
 
 def _print_summary(run: Run) -> None:
-    """The rows best first, what failed, where the time went, and the next command."""
+    """Who is fastest, the rows best first, what failed, where the time went, the next command."""
     from attnbench.analysis.highlights import (
-        SUMMARY,
         measured_on,
         models_sentence,
         summary_columns,
         summary_rows,
     )
+    from attnbench.analysis.leads import leads
     from attnbench.analysis.notes import doubt_sentence, suspect_sentence
-    from attnbench.analysis.table import compared, failures, spent
-    from attnbench.report.tables import table
+    from attnbench.analysis.table import failures, load, spent
+    from attnbench.report.tables import condensed, table
 
-    frame = compared(run)
+    frame = load(run)
+    for sentence in leads(run, frame):
+        say(sentence)
     measured = frame[frame["status"] == "ok"]
     rows = summary_rows(measured)
     shown = rows if len(rows) <= _SHOWN else _largest(rows, measured)
-    names = ["impl", "time", "interval", "speed", "rate", "workspace", "error", "status"]
-    names[-1:-1] = [name for name in summary_columns(frame) if SUMMARY[name].where]
-    header = [SUMMARY[name].header for name in names]
-    lines, last = [], None
-    for row in shown:
-        lines.append([row["case"] if row["case"] != last else "", *(row[name] for name in names)])
-        last = row["case"]
+    columns = summary_columns(frame)
+    names = [name for name in _COLUMNS if name in columns]
+    lines = [[row["case"], *(row[name] for name in names)] for row in shown]
+    header = ["case", *(columns[name].header for name in names)]
+    header, lines, alike = condensed(header, lines, keep=[columns[n].header for n in _KEPT])
     if lines:
-        dropped = ("mask", "status", "error", "rate", "workspace", "interval")
-        spare = [SUMMARY[name].header for name in dropped if name in names]
-        click.echo(table(["case", *header], lines, right=header[1:-1], spare=spare), nl=False)
+        if header[0] == "case":  # once for the rows of a case
+            firsts = [line[0] for line in lines]
+            for before, line in zip(firsts, lines[1:], strict=False):
+                line[0] = "" if line[0] == before else line[0]
+        numbers = [h for h in header if h not in ("case", "implementation", "status")]
+        spare = [columns[name].header for name in _SPARE if name in columns]
+        spare = [name for name in spare if name in header]
+        click.echo()
+        click.echo(table(header, lines, numbers, spare, cut="implementation"), nl=False)
+        if alike:
+            say(f"in all rows: {alike}")
+    odd = measured[measured["speedup_reason"].notna() & (measured["impl"] != measured["baseline"])]
+    for row in odd[odd["speedup"].notna()].head(3).to_dict("records"):
+        say(f"* {row['impl']}, n={row['seq_len']}: {row['speedup_reason']}")
     if len(shown) < len(rows):
         say(
             f"{len(shown)} of {len(rows)} rows: the largest sizes; all: attnbench export"

@@ -17,6 +17,7 @@ import msgspec
 from attnbench.base.files import check_name, digest
 from attnbench.base.git import commit_of
 from attnbench.base.guard import guarded
+from attnbench.base.registry import unknown
 from attnbench.errors import StoreError, UsageError
 from attnbench.execution import merging
 from attnbench.execution.process import Settings
@@ -87,7 +88,8 @@ class SweepRequest:
 
     `shard` is the part of the plan to measure, and of how many, from (1, count) on. After
     `max_total_time_s` no group of cells begins any more, nor one that would end later. `ray` is the
-    address of a cluster to measure on, in place of this machine.
+    address of a cluster to measure on, in place of this machine. `baseline` is the implementation
+    that the run's ratios are against, unless another is asked for when it is read.
     """
 
     sweeps: tuple[Axes, ...]
@@ -98,6 +100,7 @@ class SweepRequest:
     shard: tuple[int, int] | None = None
     max_total_time_s: float | None = None
     ray: str | None = None
+    baseline: str | None = None
 
 
 def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -> Path | None:
@@ -120,6 +123,9 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
                 where = f"this run is on {catalogue.device}"
                 raise UsageError(f"--{name} needs a GPU ({where}); leave it out")
         whole = plan = _plan(request, catalogue, runner)
+        names = list(dict.fromkeys(cell.impl for cell in plan.cells))
+        if request.baseline not in (None, *names):
+            raise unknown("implementation", str(request.baseline), names, "--baseline")
         if request.shard is not None:
             plan = sharded(whole, *request.shard)
         forecast = None
@@ -140,6 +146,10 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
             "implementations": msgspec.to_builtins(catalogue.implementations),
             "plan": [cell.to_json() for cell in plan.cells],
         }
+        if runner.own:
+            info["own"] = [name for names in runner.own for name in names]
+        if request.baseline is not None:
+            info["baseline"] = request.baseline
         if request.shard is not None:
             info["shard"] = merging.shard_of(whole, *request.shard)
         with RunWriter.create(request.output, request.name, info) as writer:

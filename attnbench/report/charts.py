@@ -14,7 +14,7 @@ import pandas as pd
 
 from attnbench.analysis.axes import AXES, fixed, heading, label, overhead_size, slices, varying
 from attnbench.analysis.highlights import SLICE
-from attnbench.analysis.table import BASELINE
+from attnbench.analysis.ratios import PREFERRED
 from attnbench.base import units
 from attnbench.base.registry import Registry
 from attnbench.report import axes, figures
@@ -24,7 +24,6 @@ Tables = Mapping[str, pd.DataFrame]
 
 PANELS_A_PAGE = 6
 MOST_LINES = 9  # in a panel, where there are several families to tell apart
-COMPARED_WITH = (BASELINE, "sdpa")
 MOST_PAGES = 4  # of a chart and a workload; more make a page of tens of megabytes
 
 
@@ -34,8 +33,8 @@ class Chart:
 
     `axis` names it; `{unit}` in it stands for the name that `unit` gives. `source` says which
     table the rows come from: `cells` or `costs` (of RoPE). `lines` is the column that tells lines
-    apart, `guides` the powers of n to hold slopes against, `reference` a value with its name,
-    drawn as a line across.
+    apart, `guides` the powers of n to hold slopes against, `reference` a value that is drawn as a
+    line across, and the column that has its name.
     """
 
     title: str
@@ -63,8 +62,8 @@ class Chart:
         """The rows this chart is about, the failed ones included."""
         table = tables[self.source]
         rows = table[table["workload"].isin(self.workloads)]
-        if self.reference and self.reference[1] == BASELINE:
-            rows = rows[rows["impl"] != BASELINE]
+        if self.reference and self.reference[1]:
+            rows = rows[rows["impl"] != rows[self.reference[1]]]
         if self.several and rows[rows[self.value].notna()][self.lines].nunique() < 2:
             return rows.iloc[:0]
         return with_recurrent(rows) if self.beside else rows
@@ -78,7 +77,7 @@ class Chart:
 CHARTS: Registry[Chart] = Registry("chart")
 
 _TIME: dict[str, Any] = {
-    "value": "time_us_median", "low": "time_us_ci_low", "high": "time_us_ci_high",
+    "value": "time_us", "low": "time_us_low", "high": "time_us_high",
     "text": axes.round_time, "scale": "log10",
 }  # fmt: skip
 _WORKSPACE: dict[str, Any] = {
@@ -100,12 +99,13 @@ for _name, _chart in {
         lines="projection", several=True, **_TIME,
     ),
     "speed": Chart(
-        title="Speed relative to naive",
-        reading="naive's time / this time in rounds that both were timed in; bars are intervals of"
-        " at least 95 %. Above the line is faster than naive; a bar that crosses it is level."
-        " An upright bar on the line marks where one overtakes another, with its interval.",
-        value="speed", low="speed_low", high="speed_high", axis="times as fast as naive",
-        text=axes.round_ratio, scale="log2", reference=(1.0, BASELINE),
+        title="Speed vs the baseline",
+        reading="The baseline's time / this time in rounds that both were timed in; bars are 95 %"
+        " intervals. Above the line is faster than the baseline; a bar that crosses it is level. An"
+        " upright bar on the line marks where one overtakes another, with its interval.",
+        value="speedup", low="speedup_low", high="speedup_high",
+        axis="times as fast as the baseline",
+        text=axes.round_ratio, scale="log2", reference=(1.0, "baseline"),
         workloads=("attention", "layer"), crossings=True,
     ),
     "tflops": Chart(
@@ -148,9 +148,9 @@ for _name, _chart in {
 
 def with_rate_interval(frame: pd.DataFrame) -> pd.DataFrame:
     """Add `tflops_low` and `tflops_high`: the rate at the ends of the time's interval."""
-    work = frame["tflops"] * frame["time_us_median"]
+    work = frame["tflops"] * frame["time_us"]
     return frame.assign(
-        tflops_low=work / frame["time_us_ci_high"], tflops_high=work / frame["time_us_ci_low"]
+        tflops_low=work / frame["time_us_high"], tflops_high=work / frame["time_us_low"]
     )
 
 
@@ -240,7 +240,7 @@ def _by_family(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         yield "", rows
         return
     for family in families:
-        yield family, rows[(rows["family"] == family) | rows["impl"].isin(COMPARED_WITH)]
+        yield family, rows[(rows["family"] == family) | rows["impl"].isin(PREFERRED)]
 
 
 def first_of_each(found: list[ChartPage]) -> list[ChartPage]:

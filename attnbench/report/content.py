@@ -37,12 +37,12 @@ class Content:
     crossovers: tuple[Crossover, ...]
 
     @classmethod
-    def of(cls, run: Run) -> Content:
-        """Compute the tables of a run."""
-        cells = with_rate_interval(table.compared(run))
+    def of(cls, run: Run, baseline: str | None = None) -> Content:
+        """Compute the tables of a run; `baseline` as for `table.load`."""
+        cells = with_rate_interval(table.load(run, baseline))
         return cls(
             run=run, cells=cells, costs=table.rope_cost(run), scaling=scaling(run),
-            crossovers=crossovers(run),
+            crossovers=crossovers(run, baseline),
         )  # fmt: skip
 
     @property

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 
 from attnbench.analysis.crossovers import Crossover
+from attnbench.analysis.ratios import PREFERRED
 from attnbench.analysis.scaling.results import ExactFit, Scaling, Uncertain
-from attnbench.analysis.table import BASELINE
 from attnbench.base import units
 from attnbench.report.figures import Look
 from attnbench.schema.finding import SIGNS, VERDICTS, WORST_FIRST, Finding, Verdict
@@ -59,8 +59,8 @@ def axis_name(axis: str, workload: str) -> str:
 
 
 def by_name(impl: str) -> tuple[bool, str]:
-    """A key for sorting implementations: the baseline first."""
-    return impl != BASELINE, impl
+    """A key for sorting implementations: naive first."""
+    return impl != PREFERRED[0], impl
 
 
 def points(

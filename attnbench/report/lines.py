@@ -18,7 +18,6 @@ from matplotlib.ticker import MaxNLocator
 
 from attnbench.analysis.crossovers import Crossover
 from attnbench.analysis.notes import WIDE
-from attnbench.analysis.table import BASELINE
 from attnbench.base import units
 from attnbench.machine.limits import peak_tflops
 from attnbench.report import axes, charts, figures
@@ -40,7 +39,7 @@ def draw_all(
 ) -> list[Plot]:
     """Draw every chart that has data, for every slice of the run, into `folder`.
 
-    `tables` maps `cells` to `table.compared` (with the rate's interval) and `costs` to
+    `tables` maps `cells` to `table.load` (with the rate's interval) and `costs` to
     `table.rope_cost`; `crossovers` are marked in the charts that show them.
     """
     drawn = []
@@ -229,7 +228,8 @@ def uncertain(rows: pd.DataFrame, chart: Chart) -> pd.Series[bool]:
 def _draw_background(ax: Axes, rows: pd.DataFrame, frame: Frame) -> None:
     chart = frame.chart
     if chart.reference:
-        axes.across(ax, *chart.reference)
+        value, column = chart.reference
+        axes.across(ax, value, str(rows[column].iloc[0]) if column else "")
     if frame.peak_tflops is not None:
         axes.across(ax, frame.peak_tflops, "datasheet peak")
     known = rows[rows[chart.value].notna() & (rows[chart.value] > 0)]
@@ -251,12 +251,12 @@ def mark_crossings(ax: Axes, rows: pd.DataFrame, found: Sequence[Crossover]) -> 
     here = [c for c in found if c.case.case_id in cases and {c.first, c.second} <= impls]
     of_impls = [c for c in here if c.by == "impl" and c.crossings]
     for crossover in of_impls:
-        line = rows[(rows["impl"] == crossover.first) & rows["speed"].notna()]
+        line = rows[(rows["impl"] == crossover.first) & rows["speedup"].notna()]
         line = line.sort_values("seq_len").astype({"seq_len": float})
         for crossing in crossover.crossings:
-            y = 1.0  # naive's own line, where it is one of the two; else on the line as it is drawn
-            if BASELINE not in (crossover.first, crossover.second):
-                logs = np.log(line["seq_len"]), np.log(line["speed"])
+            y = 1.0  # the baseline's line, where it is one of the two; else on the line as drawn
+            if rows["baseline"].iloc[0] not in (crossover.first, crossover.second):
+                logs = np.log(line["seq_len"]), np.log(line["speedup"])
                 y = np.exp(np.interp(math.log(crossing.n), *logs)) if len(line) else math.nan
             n = crossing.n
             ax.errorbar(

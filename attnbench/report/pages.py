@@ -15,11 +15,11 @@ from attnbench.analysis.axes import label, slices, varying
 from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.highlights import (
     SLICE,
-    hardest_case,
     measured_on,
     summary_columns,
     summary_rows,
 )
+from attnbench.analysis.leads import hardest_case
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.base.files import emptied, write_whole
 from attnbench.base.units import bullets, escape, table
@@ -46,15 +46,16 @@ def writing(folder: Path) -> Iterator[None]:
         raise StoreError(f"cannot write a report into {folder} ({err.strerror})") from err
 
 
-def write_report(run_path: Path) -> Path:
+def write_report(run_path: Path, baseline: str | None = None) -> Path:
     """Write plots/*.png and *.svg, report.md and report.html into a run's folder.
 
     An older report there is replaced. Returns the path of report.html.
 
     Raises:
         StoreError: the folder is not a run, is damaged or cannot be written.
+        UnknownNameError: the run has no implementation called `baseline`.
     """
-    content = Content.of(load_run(run_path))
+    content = Content.of(load_run(run_path), baseline)
     with writing(run_path):
         folder = emptied(run_path / PLOTS)
         plots, grown = draw_charts(content, folder), draw_growth(content.scaling, folder)

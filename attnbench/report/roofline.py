@@ -60,7 +60,7 @@ def draw_all(cells: pd.DataFrame, folder: Path) -> list[Plot]:
     """Draw a roofline for each slice of `cells` whose machine's ceilings were measured.
 
     Those of several threads have another roof, and figures of their own. `cells` is
-    `table.compared`, the failed rows included.
+    `table.load`, the failed rows included.
     """
     needed = ["tflops", X, "peak_tflops_measured", "read_gbps_measured"]
     known = cells[cells[needed].notna().all(axis=1)]

@@ -15,6 +15,7 @@ from rich.text import Text
 from attnbench.base import units
 
 _GAP = 3  # between two columns
+_LEAST = 12  # letters that are left of a text that is cut
 
 
 def console() -> Console:
@@ -31,11 +32,13 @@ def grid(
     whole: Collection[str] = (),
     spare: Sequence[str] = (),
     to: Console | None = None,
+    cut: str = "",
 ) -> RenderableType:
     """A table that splits no word on `to`, standard output unless given.
 
     Columns named in `right` (numbers) and `whole` stay in one line; those in `spare` are left out
-    one by one where the console is too narrow; where that is not enough, words are split.
+    one by one where the console is too narrow; then the texts of the column `cut` lose their
+    middle; where that is not enough, words are split.
     """
     texts = [[Text(units.glued(c)) if isinstance(c, str) else c for c in row] for row in rows]
     columns = dict(zip(header, zip(*texts, strict=True), strict=True)) if texts else {}
@@ -52,6 +55,11 @@ def grid(
         if free < 0:
             left_out.append(name)
             free += widths.pop(name) + _GAP
+    if cut and free < 0:
+        widths[cut] = max(widths[cut] + free, min(widths[cut], _LEAST))
+        columns[cut] = tuple(_without_middle(cell, widths[cut]) for cell in columns[cut])
+        texts = [list(row) for row in zip(*columns.values(), strict=True)]
+        full[cut] = widths[cut]
     free = max(free, 0)
     found = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, caption_justify="left")
     found.caption = f"too narrow for: {', '.join(left_out)}" if left_out else None
@@ -86,9 +94,37 @@ def table(
     rows: Iterable[Sequence[str]],
     right: Collection[str] = (),
     spare: Sequence[str] = (),
+    cut: str = "",
 ) -> str:
     """A table as text, ready to print; the arguments are those of `grid`."""
-    return shown(grid(header, rows, right, spare=spare))
+    return shown(grid(header, rows, right, spare=spare, cut=cut))
+
+
+def _without_middle(text: Text, width: int) -> Text:
+    """At most `width` letters, the first and the last ones."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return Text.assemble(text[: width - 1 - tail], "…", text[len(text) - tail :])
+
+
+def condensed(
+    header: Sequence[str], rows: Sequence[Sequence[str]], keep: Collection[str]
+) -> tuple[list[str], list[list[str]], str]:
+    """Header and rows without the columns that say nothing, or the same in all rows.
+
+    The latter as a text, `status ok`; the columns of `keep` stay, and all of a single row.
+    """
+    texts = {name: dict.fromkeys(row[i] for row in rows) for i, name in enumerate(header)}
+    alike = {
+        name: value
+        for name, values in texts.items()
+        if name not in keep and len(values) == 1 and (value := next(iter(values)))
+        and (len(rows) > 1 or value == units.UNKNOWN)
+    }  # fmt: skip
+    stay = [i for i, name in enumerate(header) if name not in alike]
+    said = [f"{name} {value}" for name, value in alike.items() if value != units.UNKNOWN]
+    return [header[i] for i in stay], [[row[i] for i in stay] for row in rows], ", ".join(said)
 
 
 def value_texts(known: Mapping[str, Any]) -> dict[str, str]:

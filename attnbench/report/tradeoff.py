@@ -11,10 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.analysis.axes import fixed, slices, varying
+from attnbench.analysis.ratios import PREFERRED
 from attnbench.base import units
 from attnbench.base.parameters import base_name
 from attnbench.report import axes, figures
-from attnbench.report.charts import COMPARED_WITH, MOST_PAGES
+from attnbench.report.charts import MOST_PAGES
 from attnbench.report.figures import QUIET, FigureKind, Look, Plot
 
 TRADEOFF = FigureKind(
@@ -32,12 +33,12 @@ PANEL_INCHES = 4.4
 
 
 def draw_all(cells: pd.DataFrame, folder: Path) -> list[Plot]:
-    """Draw a figure for each slice of `cells` (`table.compared`) that approximates attention.
+    """Draw a figure for each slice of `cells` (`table.load`) that approximates attention.
 
     Each at one n: where most methods were measured whose error can be seen, of several such the
     largest.
     """
-    timed = cells[cells["time_us_median"].notna()]
+    timed = cells[cells["time_us"].notna()]
     looks = figures.looks({base_name(name) for name in cells["impl"].unique()})
     plots: list[Plot] = []
     names = [name for name in varying(timed) if name not in ("seq_len", "kv_len")]
@@ -49,9 +50,7 @@ def draw_all(cells: pd.DataFrame, folder: Path) -> list[Plot]:
         n = max(counts.index, key=lambda length: (counts[length], length))
         rows = rows[rows["seq_len"] == n]
         kept = rows[rows["approx_error"].notna()]
-        alt = [
-            f"{row['impl']} {units.time(row['time_us_median'])}" for row in kept.to_dict("records")
-        ]
+        alt = [f"{row['impl']} {units.time(row['time_us'])}" for row in kept.to_dict("records")]
         slug = str(len(plots) + 1)
         plots.append(TRADEOFF.save_one(draw(looks, rows), fixed(rows), alt, folder, slug))
     return plots
@@ -62,17 +61,17 @@ def draw(looks: Mapping[str, Look], rows: pd.DataFrame) -> Figure:
     shown = [name for name in ERRORS if (rows[name] > LEAST).any()]
     figure, found = figures.panels(len(shown), PANEL_INCHES, TRADEOFF.title, fixed(rows))
     methods = rows[rows["approx_error"].notna()]
-    exact = rows[rows["impl"].isin(COMPARED_WITH)]
-    ends = ["time_us_median", "time_us_ci_low", "time_us_ci_high"]
-    times = [*methods[ends].stack(), *exact["time_us_median"]]
+    exact = rows[rows["impl"].isin(PREFERRED)]
+    ends = ["time_us", "time_us_low", "time_us_high"]
+    times = [*methods[ends].stack(), *exact["time_us"]]
     errors = [e for name in shown for e in methods[name] if e > LEAST]
     for ax, name in zip(found, shown, strict=True):
         axes.log_axis(ax, "x", axes.bounds(times, room=0.12), 10, axes.round_time)
         axes.log_axis(ax, "y", axes.bounds(errors, room=0.08), 10, units.brief_percent)
         for row in exact.to_dict("records"):
-            ax.axvline(row["time_us_median"], **axes.DASHED)
+            ax.axvline(row["time_us"], **axes.DASHED)
             note = ax.annotate(
-                row["impl"], (row["time_us_median"], 1.0), xycoords=("data", "axes fraction"),
+                row["impl"], (row["time_us"], 1.0), xycoords=("data", "axes fraction"),
                 xytext=(3, -4), textcoords="offset points", rotation=90, va="top", color=QUIET,
             )  # fmt: skip
             note.set_in_layout(False)
@@ -80,7 +79,7 @@ def draw(looks: Mapping[str, Look], rows: pd.DataFrame) -> Figure:
         ax.set_title(ERRORS[name], loc="left", pad=5, color=figures.INK)
         ax.set_xlabel("time per call")
         ax.set_ylabel("distance from exact attention")
-    names = methods.sort_values("time_us_median")["impl"].map(base_name)
+    names = methods.sort_values("time_us")["impl"].map(base_name)
     figures.legend(figure, dict.fromkeys(names), looks)
     return figure
 
@@ -89,9 +88,9 @@ def _draw_methods(ax: Axes, rows: pd.DataFrame, error: str, looks: Mapping[str, 
     """A line for each method through its parameters, whose first and last are written beside it."""
     rows = rows.assign(error=rows[error].clip(lower=ax.get_ylim()[0]))
     for name, several in rows.groupby(rows["impl"].map(base_name)):
-        along, look = several.sort_values("time_us_median"), looks[str(name)]
-        times = along["time_us_median"]
-        ends = times - along["time_us_ci_low"], along["time_us_ci_high"] - times
+        along, look = several.sort_values("time_us"), looks[str(name)]
+        times = along["time_us"]
+        ends = times - along["time_us_low"], along["time_us_high"] - times
         ax.errorbar(
             times, along["error"], xerr=[part.fillna(0.0).clip(lower=0.0) for part in ends],
             color=look.colour, marker=look.marker, elinewidth=1.0, capsize=1.8, **figures.FILLED,
@@ -99,7 +98,7 @@ def _draw_methods(ax: Axes, rows: pd.DataFrame, error: str, looks: Mapping[str, 
         for row in along.iloc[[0, -1]].to_dict("records"):
             note = ax.annotate(
                 re.split("[:=]", row["impl"])[-1] if ":" in row["impl"] else "",
-                (row["time_us_median"], row["error"]), xytext=(2, 4), textcoords="offset points",
+                (row["time_us"], row["error"]), xytext=(2, 4), textcoords="offset points",
                 fontsize=6.5, color=look.colour,
             )  # fmt: skip
             note.set_in_layout(False)

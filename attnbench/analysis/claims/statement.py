@@ -21,9 +21,9 @@ from attnbench.errors import UsageError
 from attnbench.schema.case import Case
 from attnbench.schema.finding import Verdict
 
-TIME: Literal["time_us_median"] = "time_us_median"
+TIME: Literal["time_us"] = "time_us"
 EXTREMES = ("largest", "smallest")  # of an axis, among the cells that are left
-Grown = Literal["time_us_median", "flops_counted", "memory_workspace_bytes"]  # has exponents
+Grown = Literal["time_us", "flops_counted", "memory_workspace_bytes"]  # has exponents
 Comparison = Literal["==", "<", ">", "<=", ">=", "between", "about"]
 _ROUNDING = 1e-9  # of a limit: what floating point may leave of an exact equality
 

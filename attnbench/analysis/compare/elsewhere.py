@@ -16,7 +16,7 @@ from itertools import combinations
 from attnbench.analysis import pairs
 from attnbench.analysis.columns import TableRow
 from attnbench.analysis.compare.sources import Source, SourceCell
-from attnbench.analysis.table import BASELINE
+from attnbench.analysis.ratios import PREFERRED
 from attnbench.schema.case import Case
 from attnbench.theory.traits import case_label
 
@@ -79,7 +79,7 @@ def compare(before: Source, after: Source) -> Elsewhere:
         for label, cells in first.items()
     }
     names = {impl for impls in shared.values() for impl in impls}
-    baseline = BASELINE if BASELINE in names else min(names, default="")
+    baseline = next((name for name in PREFERRED if name in names), min(names, default=""))
     standings, reversals = [], []
     for label, impls in shared.items():
         old, new = (

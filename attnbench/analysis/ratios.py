@@ -1,0 +1,90 @@
+"""Each cell of a run against the baseline, and against the fastest of its case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from attnbench.analysis.columns import TableRow
+from attnbench.analysis.pairs import CellTimes, paired, ratio_of
+from attnbench.base import units
+from attnbench.base.registry import unknown
+from attnbench.execution.store import Run
+
+PREFERRED = ("naive", "sdpa")  # as the baseline, where they ran
+
+
+def baseline_of(run: Run, name: str | None = None) -> str:
+    """The baseline: `name`, else that of the sweep, else naive or sdpa if timed, else the first.
+
+    Raises:
+        UnknownNameError: the run has no implementation of that name.
+    """
+    known = dict.fromkeys(cell.impl for cell in (*run.cells, *(r.cell for r in run.records)))
+    if name := name or run.info.get("baseline"):
+        return checked_baseline(name, known)
+    timed = [record.cell.impl for record in run.records if record.samples]
+    return next((each for each in (*PREFERRED, *timed) if each in timed), next(iter(known), ""))
+
+
+def checked_baseline(name: str, known: Iterable[str]) -> str:
+    """The name, if it is among those known; else raises UnknownNameError."""
+    if name not in (names := list(known)):
+        raise unknown("implementation", name, names, "--baseline")
+    return name
+
+
+def set_ratios(rows: Sequence[TableRow], baseline: str) -> list[TableRow]:
+    """Fill in the `ratios` of each row; return the rows best first within case and device model.
+
+    `speedup` is the baseline's time / that of the row, `behind` the row's time / that of the first
+    row whose time can be right. Rows are in the order of `speedup` where all that have a time have
+    one, else of their times; those without a time come last.
+    """
+    cases: dict[tuple[str, Any], list[TableRow]] = {}
+    for row in rows:
+        place = row.record.cell.case.case_id, row.environment.get("device_name")
+        cases.setdefault(place, []).append(row)
+    found: list[TableRow] = []
+    for own in cases.values():
+        base = next((row for row in own if row.record.cell.impl == baseline), None)
+        for row in own:
+            row.ratios = {"baseline": baseline or None, **_speedup(row, base, baseline)}
+        timed = [row for row in own if row.times]
+        paired_all = all(row.ratios.get("speedup") for row in timed)
+        timed.sort(key=lambda r: -r.ratios["speedup"] if paired_all else r.time_us or 0.0)
+        leader = next((row for row in timed if not row.suspect), None)
+        for row in timed:
+            if leader and leader.times and row.times:
+                row.ratios |= _ratio("behind", row.times, leader.times)
+        found += [*timed, *(row for row in own if not row.times)]
+    return found
+
+
+def _speedup(row: TableRow, base: TableRow | None, baseline: str) -> dict[str, Any]:
+    if row.times is None:
+        return {"speedup_reason": "no time"}
+    if base is None:
+        return {"speedup_reason": f"{baseline} was not measured on this case and device model"}
+    if base.times is None:
+        return {"speedup_reason": f"{baseline}: {base.record.status}, {base.record.reason}"}
+    found = _ratio("speedup", base.times, row.times)
+    if base is row:
+        return {**found, "speedup_reason": "the baseline itself"}
+    rounds = len(base.times.rounds_us.keys() & row.times.rounds_us.keys())
+    found["speedup_source"] = "paired" if paired(base.times, row.times) else "unpaired"
+    low, high = found["speedup_low"], found["speedup_high"]
+    quotient = base.times.time_us / row.times.time_us
+    if low is not None and not low <= quotient <= high:
+        found["speedup_reason"] = (
+            f"the two times give {units.ratio(quotient)}: they rest on all samples, the ratio on"
+            f" the {rounds} rounds that both were timed in"
+        )
+    return found
+
+
+def _ratio(name: str, above: CellTimes, below: CellTimes) -> dict[str, Any]:
+    """`above` / `below` under this name, and the ends of its interval; of one by itself 1."""
+    value, interval = (1.0, None) if above is below else ratio_of(above, below)
+    low, high = interval or (None, None)
+    return {name: value, f"{name}_low": low, f"{name}_high": high}
