@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 from click.shell_completion import ShellComplete
 
+import attnbench
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.loader import load_built_in, load_file
 from attnbench.cli import main
@@ -290,6 +291,42 @@ def test_parquet_is_a_file_that_pandas_reads(cli, assert_refused, run):
     assert_refused(cli("export", run, "--format", "parquet"), "--to FILE")
     assert cli("export", run, "--format", "parquet", "--to", "t.parquet").output == ""
     assert pd.read_parquet("t.parquet")["seq_len"].tolist() == [128]
+
+
+COMMITTED = Path(__file__).parent / "runs" / "busy"
+
+
+def test_an_export_for_a_paper_has_the_rows_asked_for_and_rounded_numbers(cli, assert_refused):
+    where = ("--where", "mask == 'causal' and pass == 'forward' and seq_len == 512")
+    latex = cli("export", COMMITTED, "--format", "latex", *where).stdout
+    assert latex.count(r" \\") == 4
+    assert r"[95 \%]" in latex
+    frame = attnbench.load(COMMITTED)
+    row = frame[(frame["mask"] == "causal") & (frame["seq_len"] == 512)].iloc[0]
+    names = ("--columns", "impl,seq_len,speedup_low,speedup,speedup_high,time_us,status", *where)
+    _, _, line, *_ = cli("export", COMMITTED, "--format", "markdown", *names).stdout.splitlines()
+    impl, n, low, speedup, high, time_us, status = line.strip("| ").split(" | ")
+    assert (impl, n, status) == ("sdpa", "512", "ok")
+    assert float(low) <= float(speedup) <= float(high)
+    assert len(speedup) <= 4
+    assert float(speedup) == pytest.approx(
+        row["speedup"], abs=row["speedup_high"] - row["speedup_low"]
+    )
+    assert time_us.isdigit()
+    for wrong, hint in (("seqlen > 3", "'seq_len'"), ("seq_len >", "syntax"), ("1 + 1", "true")):
+        assert_refused(cli("export", COMMITTED, "--where", wrong), "--where", hint)
+    assert_refused(cli("export", COMMITTED, "--columns", "speed"), "'speedup'")
+
+
+def test_another_baseline_needs_no_new_run(cli, assert_refused):
+    frame = attnbench.load(COMMITTED, baseline="chunked")
+    assert (frame[frame["impl"] == "chunked"]["speedup"] == 1).all()
+    assert cli("export", COMMITTED, "--baseline", "chunked").stdout.count(",chunked,1.0,") > 0
+    shutil.copytree(COMMITTED, "busy")
+    assert cli("report", "busy", "--baseline", "chunked").exit_code == 0
+    assert "speed vs chunked" in Path("busy/report.md").read_text()
+    for command in ("report", "export"):
+        assert_refused(cli(command, "busy", "--baseline", "spda"), "--baseline", "'sdpa'", "naive")
 
 
 @pytest.mark.parametrize("kind", ["csv", "json", "parquet"])

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
 import pandas as pd
 
-from attnbench.analysis.axes import in_order
+from attnbench.analysis.axes import in_order, varying
 from attnbench.analysis.columns import COLUMNS, ColumnKind, TableRow
 from attnbench.analysis.pairs import ratio
 from attnbench.analysis.ratios import baseline_of, set_ratios
-from attnbench.errors import StoreError
+from attnbench.base import units
+from attnbench.base.registry import nearest
+from attnbench.errors import StoreError, UsageError
 from attnbench.execution.store import Run, load_run
 from attnbench.schema.case import Position
 from attnbench.schema.record import Record
@@ -155,3 +160,81 @@ def to_parquet(frame: pd.DataFrame, path: Path) -> None:
         frame.to_parquet(path, index=False)
     except OSError as err:
         raise StoreError(f"cannot write {path} ({err.strerror or err})") from err
+
+
+_SHORT = ("impl", "time_us", "speedup", "memory_workspace_bytes")
+_WITH_INTERVAL = ("time_us", "speedup", "behind")
+
+
+def selected(frame: pd.DataFrame, where: str | None, columns: Iterable[str] | None) -> pd.DataFrame:
+    """The rows for which the condition `where` holds, `mask == 'causal'`, and the columns named.
+
+    Raises:
+        UsageError: it is no condition on the columns, or a column is unknown.
+    """
+    if where:
+        # The one column whose name is a word of Python's own, unless within quotes.
+        text = re.sub(r"('[^']*'|\"[^\"]*\"|`[^`]*`)|\bpass\b", lambda m: m[1] or "`pass`", where)
+        try:
+            holds = frame.eval(text, engine="python")
+            if not (isinstance(holds, pd.Series) and pd.api.types.is_bool_dtype(holds.dtype)):
+                raise TypeError("it is neither true nor false of a row")
+        except (ArithmeticError, AttributeError, LookupError, NameError, NotImplementedError,
+                SyntaxError, TypeError, ValueError) as err:  # fmt: skip
+            name = re.search(r"name '(\w+)' is not defined", str(err))
+            why = str(err).partition("\n")[0] + (nearest(name[1], COLUMNS.names()) if name else "")
+            raise UsageError(
+                f"--where {where!r:.80}: {why}; it takes a condition on columns, such as"
+                " \"mask == 'causal' and pass == 'forward'\""
+            ) from err
+        frame = frame[holds.fillna(value=False).astype(bool)]
+    return frame[[COLUMNS.get(name).name for name in columns]] if columns else frame
+
+
+def for_people(frame: pd.DataFrame, columns: Iterable[str] | None) -> pd.DataFrame:
+    """The named columns as texts under readable headers.
+
+    Else the axes that vary, time, ratio to the baseline, both with their interval, and workspace.
+    Times and ratios are rounded to the first digit of half their interval (to the second one where
+    the first is 1 or 2), other numbers to three digits; counts and bytes are whole.
+    """
+    axes, failed = varying(frame), bool((frame["status"] != "ok").any())
+    names = columns or (*(n for n in axes if n != "kv_len"), *_SHORT, *["status"] * failed)
+    baseline = next(iter(frame["baseline"].dropna()), "")
+    texts, rows = {}, frame.to_dict("records")
+    for name in names:
+        column = COLUMNS.get(name)
+        words = name.replace("speedup", f"speed vs {baseline}").split("_")
+        unit = f" ({column.unit})" if column.unit else ""
+        header = " ".join(w for w in words if w not in ("us", "bytes") or not unit) + unit
+        both = not columns and name in _WITH_INTERVAL
+        header += " [95 %]" * both
+        texts[header] = [_rounded(row, name, column.kind, both) for row in rows]
+    return pd.DataFrame(texts)
+
+
+def _rounded(row: dict[Hashable, Any], name: str, kind: ColumnKind, both: bool) -> str:
+    value = row[name]
+    if units.is_unknown(value) or kind != "float":
+        return units.UNKNOWN if units.is_unknown(value) else str(value)
+    of = next((each for each in _WITH_INTERVAL if name.startswith(each)), "")
+    low, high = (row[f"{of}_{end}"] if of else math.nan for end in ("low", "high"))
+    if not high > low:
+        return units.digits(value)
+    places = -math.floor(math.log10((high - low) / 6))
+    value, low, high = (f"{round(x, places):.{max(places, 0)}f}" for x in (value, low, high))
+    return f"{value} [{low}–{high}]" if both else str(value)
+
+
+def to_markdown(texts: pd.DataFrame, stream: TextIO) -> None:
+    """Write a GitHub table."""
+    stream.write(units.table([*map(str, texts)], texts.to_numpy().tolist()) + "\n")
+
+
+def to_latex(texts: pd.DataFrame, stream: TextIO) -> None:
+    """Write a tabular that needs the package booktabs; what LaTeX would read is escaped."""
+    style = texts.style.hide(axis="index").format(escape="latex")
+    style = style.format_index(escape="latex", axis="columns")
+    numbers = [texts[name].str.fullmatch(r"[\d.– \[\]]+").all() for name in texts]
+    layout = "".join("r" if each else "l" for each in numbers)
+    stream.write(style.to_latex(hrules=True, column_format=layout))

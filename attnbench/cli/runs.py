@@ -12,6 +12,7 @@ import click
 
 from attnbench.base.units import counted
 from attnbench.cli.options import (
+    NAMES,
     PATH,
     RUN,
     SHARE,
@@ -105,30 +106,42 @@ def report(run: str, output: Path, baseline: str | None) -> None:
 @click.command()
 @run_argument
 @options_of((
-    ("--format kind", {"type": click.Choice(["csv", "json", "parquet"]), "default": "csv",
-                       "show_default": True}, "parquet needs --to."),
+    ("--format kind", {"type": click.Choice(["csv", "json", "parquet", "latex", "markdown"]),
+                       "default": "csv", "show_default": True},
+     "parquet needs --to; latex and markdown are tables for people, with rounded numbers."),
+    ("--columns", {"type": NAMES},
+     "impl,time_us,speedup and so on, in this order [all; for people what varies, times, ratios]."),
+    ("--where", {"metavar": "CONDITION"},
+     "Which rows: \"mask == 'causal' and pass == 'forward'\" [all]."),
+    baseline_option,
     ("--to", {"type": PATH}, "A file [standard output]."),
 ))  # fmt: skip
-def export(run: str, output: Path, kind: str, to: Path | None) -> None:
-    """Write the table of a run, one row for each cell.
+def export(run: str, output: Path, kind: str, to: Path | None, **chosen: Any) -> None:
+    """Write the table of a run, one row for each cell, the fastest of a case first.
 
     RUN is a folder, a name, `latest` or `previous`. What is unknown is null, never 0.
     """
-    from attnbench.analysis.table import load, to_csv, to_json, to_parquet
+    from attnbench.analysis import table
     from attnbench.execution.store import find_run
 
     if kind == "parquet" and to is None:
         raise UsageError("parquet is binary; name a file with --to FILE")
-    frame = load(loaded_run(find_run(run, output)))
-    write = to_csv if kind == "csv" else to_json
+    frame = table.load(loaded_run(find_run(run, output)), chosen["baseline"])
+    columns = chosen["columns"]
+    rows = table.selected(frame, chosen["where"], columns)
+    if kind in ("latex", "markdown"):
+        rows = table.for_people(frame.loc[rows.index], columns)
+    if rows.empty and not frame.empty:
+        say("no row matches --where", err=True)
+    write = getattr(table, f"to_{kind}")
     if to is None:
-        write(frame, sys.stdout)
+        write(rows, sys.stdout)
     elif kind == "parquet":
-        to_parquet(frame, to)
+        write(rows, to)
     else:
         try:
             with to.open("w", encoding="utf-8", errors="replace") as file:
-                write(frame, file)
+                write(rows, file)
         except OSError as err:
             raise StoreError(f"cannot write {to} ({err.strerror}); choose another --to") from err
 
