@@ -126,6 +126,11 @@ def _end(row: TableRow, which: int) -> float | None:
     return interval[which] if interval else None
 
 
+def _wall_us(record: Record, of: Callable[[list[float]], float]) -> float | None:
+    on_cpu = record.samples and record.cell.case.device == "cpu"
+    return of([sample.time_us for sample in record.kept]) if on_cpu else None
+
+
 def _batches_us(record: Record) -> list[list[float]]:
     """The times of the batches of each sample that counts."""
     return [list(sample.blocks_us or (sample.time_us,)) for sample in record.kept]
@@ -150,15 +155,13 @@ _OF_RECORD: dict[str, Callable[[Record], Any]] = {
     "time_us_median": lambda r: median(s.own_us for s in r.kept) if r.samples else None,
     "time_us_min": lambda r: min((s.own_us for s in r.kept), default=None),
     "clock": times.clock,
-    "wall_us_median": lambda r: median(times.wall_us(r)) if times.wall_us(r) else None,
-    "wall_us_min": lambda r: min(times.wall_us(r), default=None),
+    "wall_us_median": lambda r: _wall_us(r, median),
+    "wall_us_min": lambda r: _wall_us(r, min),
     "e2e_us_median": lambda r: median(s.e2e_us for s in r.kept) if r.samples else None,
     "n_samples": lambda r: len(r.kept),
     "notes": notes.notes,
     "unsteady": notes.unsteady,
     "interval": times.replicated,
-    "precision": times.precision,
-    "detectable": pairs.detectable,
     "processes": lambda r: len({s.process for s in r.samples}) or None,
     "n_discarded": lambda r: len(r.samples) - len(r.kept) if r.samples else None,
     "blocks": lambda r: max(map(len, _batches_us(r)), default=None),

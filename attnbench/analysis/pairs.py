@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import NormalDist
 
 from attnbench.analysis.times import (
     Interval,
-    by_process,
     interval_us,
-    observations_us,
-    over_processes,
     time_us,
-    within_run_us,
 )
 from attnbench.base.stats import (
-    T_975,
     median,
     median_interval,
     processes_interval,
@@ -28,7 +21,6 @@ from attnbench.schema.record import Record
 # For either end of an interval that knows one process. Two of the same code differ, persistently
 # (address layout, page placement): by 1.4 to 2.6 % in the median of eight cells in ten runs.
 MARGIN = 1.03
-_POWER = 0.8
 
 Round = tuple[str, int, int]  # group, process and number
 
@@ -108,24 +100,3 @@ def decided(low: float | None, high: float | None) -> int:
     if low is None or high is None:
         return 0
     return 1 if low > 1 else -1 if high < 1 else 0
-
-
-def detectable(record: Record) -> float | None:
-    """The smallest relative difference from another row of this precision that would show.
-
-    That `ratio` finds with probability 0.8, the two rows having the same standard error, each its
-    own noise: what slows both alike makes it smaller. The interval must lie z(0.8) · √2 standard
-    errors beyond where it just excludes 1. That is at √2 times the quantile that the interval of
-    one row holds, and at the margin within one process; of three processes, whose spread is
-    hardly known, the difference shows every other time only. As the sample-size formula for two
-    means, e.g. Lehr, Statistics in Medicine 11 (1992), 1099.
-    """
-    interval, z = within_run_us(record), NormalDist().inv_cdf
-    if interval is None:
-        return None
-    half = (interval[1] - interval[0]) / 2 / median(observations_us(record))
-    processes, held, margin = len(by_process(record)), z(0.975), MARGIN - 1
-    if over_processes(record):
-        margin = 0.0
-        held = T_975.get(processes - 1, held)
-    return half * math.sqrt(2) * (held + z(_POWER)) / held + margin

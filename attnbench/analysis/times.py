@@ -89,11 +89,6 @@ def clock(record: Record) -> str | None:
     return "processor" if any(sample.disturbed for sample in record.kept) else "wall"
 
 
-def wall_us(record: Record) -> list[float]:
-    """The wall times of the samples that count, in µs per call; none on a GPU."""
-    return [s.time_us for s in record.kept if record.cell.case.device == "cpu"]
-
-
 def interval_us(record: Record) -> Interval | None:
     """Where the reported time lies with 95 %, in µs; None where there are too few samples.
 
@@ -173,12 +168,6 @@ def replicated(record: Record) -> str | None:
     if interval_us(record) is None:
         return None
     return "between_processes" if over_processes(record) else "within_process"
-
-
-def precision(record: Record) -> float | None:
-    """Half the interval's width, relative to the reported time; None without an interval."""
-    interval, middle = interval_us(record), time_us(record)
-    return None if interval is None or not middle else (interval[1] - interval[0]) / 2 / middle
 
 
 def described(environment: Mapping[str, Any], device: str) -> Mapping[str, Any]:

@@ -1,13 +1,15 @@
-"""The charts of a report, one row each: what is drawn against n, from which rows, how to read it.
+"""The charts of a report, the rows of `charts.toml`: what is drawn against n, how to read it.
 
 A page is one figure of a chart: the rows that share workload, device, dtype and pass, in panels.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby, islice
+from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
@@ -15,7 +17,6 @@ import pandas as pd
 from attnbench.analysis.axes import AXES, fixed, heading, label, overhead_size, slices, varying
 from attnbench.analysis.highlights import SLICE
 from attnbench.analysis.ratios import PREFERRED
-from attnbench.base import units
 from attnbench.base.registry import Registry
 from attnbench.report import axes, figures
 
@@ -31,7 +32,7 @@ MOST_PAGES = 4  # of a chart and a workload; more make a page of tens of megabyt
 class Chart:
     """One quantity against n. `value`, `low`, `high` and `predicted` are columns.
 
-    `axis` names it; `{unit}` in it stands for the name that `unit` gives. `source` says which
+    `axis` names it; `{unit}` in it stands for that of a rate. `source` says which
     table the rows come from: `cells` or `costs` (of RoPE). `lines` is the column that tells lines
     apart, `guides` the powers of n to hold slopes against, `reference` a value that is drawn as a
     line across, and the column that has its name.
@@ -55,7 +56,7 @@ class Chart:
     guides: tuple[int, ...] = ()
     dodge: bool = False  # move lines apart sideways, where intervals would cover each other
     reference: tuple[float, str] | None = None
-    unit: Callable[[float], tuple[float, str]] | None = None  # by the axis' upper end; see `axis`
+    rate: bool = False  # the unit of `axis` is that of the upper end, a rate
     peak: bool = False  # draw the datasheet's peak, where it is known and near
 
     def rows(self, tables: Tables) -> pd.DataFrame:
@@ -75,75 +76,12 @@ class Chart:
 
 
 CHARTS: Registry[Chart] = Registry("chart")
-
-_TIME: dict[str, Any] = {
-    "value": "time_us", "low": "time_us_low", "high": "time_us_high",
-    "text": axes.round_time, "scale": "log10",
-}  # fmt: skip
-_WORKSPACE: dict[str, Any] = {
-    "value": "memory_workspace_bytes", "predicted": "memory_predicted_bytes",
-    "text": axes.round_size, "scale": "log2", "axis": "workspace: ○ measured, — predicted",
-}  # fmt: skip
-for _name, _chart in {
-    "time": Chart(
-        title="Time per call",
-        reading="Time per call; bars are 95 % intervals. A straight line is a power law:"
-        " compare its slope with the dashed guides.",
-        axis="time per call", guides=(1, 2), beside=True, **_TIME,
-    ),
-    "projections": Chart(
-        title="Time of a layer by its projections",
-        reading="Time per call of the same layer with its weights stored in different ways;"
-        " bars are 95 % intervals. A straight line is a power law.",
-        axis="time per call", guides=(1, 2), workloads=("layer",),
-        lines="projection", several=True, **_TIME,
-    ),
-    "speed": Chart(
-        title="Speed vs the baseline",
-        reading="The baseline's time / this time in rounds that both were timed in; bars are 95 %"
-        " intervals. Above the line is faster than the baseline; a bar that crosses it is level. An"
-        " upright bar on the line marks where one overtakes another, with its interval.",
-        value="speedup", low="speedup_low", high="speedup_high",
-        axis="times as fast as the baseline",
-        text=axes.round_ratio, scale="log2", reference=(1.0, "baseline"),
-        workloads=("attention", "layer"), crossings=True,
-    ),
-    "tflops": Chart(
-        title="Useful FLOP rate",
-        reading="FLOPs of the admitted pairs (flash-attention's convention) / time: higher"
-        " is better, and a plateau is the limit of the machine or of the algorithm.",
-        value="tflops", low="tflops_low", high="tflops_high", axis="useful {unit}",
-        text=axes.plain, unit=units.rate_unit, scale="linear", peak=True,
-    ),
-    "workspace": Chart(
-        title="Workspace",
-        reading="Markers are measured, lines are predicted from the sizes alone before the run; a"
-        " marker off its line refutes the prediction. A marker on the lower edge means none.",
-        **_WORKSPACE,
-    ),
-    "rope": Chart(
-        title="Cost of the position encoding",
-        reading="Time with the encoding / time without it, minus 1, on the same case and"
-        " implementation; an interval that crosses 0 % shows no cost.",
-        value="cost", low="cost_low", high="cost_high", source="costs", axis="time added",
-        text=axes.round_added, scale="linear", reference=(1.0, ""), dodge=True,
-        workloads=("attention", "layer", "decode"),
-    ),
-    "decode": Chart(
-        title="Time per token",
-        reading="Time per generated token; bars are 95 % intervals. Flat: the context costs"
-        " nothing; along ∝ n: every token pays for the whole context.",
-        axis="time per token", guides=(1,), workloads=("decode",),
-        lines="cache", **_TIME,
-    ),
-    "decode-workspace": Chart(
-        title="Workspace of decoding",
-        reading="Highest allocation while all new tokens are generated, without inputs, prepared"
-        " memory and outputs. Markers are measured, lines are predicted.",
-        workloads=("decode",), lines="cache", **_WORKSPACE,
-    ),
-}.items():  # fmt: skip
-    CHARTS.add(_name, _chart)
+_ROWS: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_SHARED = _ROWS.pop("shared")
+for _name, _row in _ROWS.items():
+    _fields = _SHARED.get(_row.pop("shared", ""), {}) | _row
+    _fields = {k: tuple(v) if isinstance(v, list) else v for k, v in _fields.items()}
+    CHARTS.add(_name, Chart(**_fields | {"text": getattr(axes, _fields["text"])}))
 
 
 def with_rate_interval(frame: pd.DataFrame) -> pd.DataFrame:

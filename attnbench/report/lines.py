@@ -89,7 +89,7 @@ class Frame:
     @property
     def unit(self) -> tuple[float, str]:
         """The value axis' unit, where the chart leaves it to the values: its size and name."""
-        return self.chart.unit(self.limits[1]) if self.chart.unit else (1.0, "")
+        return units.rate_unit(self.limits[1]) if self.chart.rate else (1.0, "")
 
     @property
     def axis(self) -> str:

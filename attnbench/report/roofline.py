@@ -27,7 +27,7 @@ ROOFLINE = Chart(
     " or the plateau time goes elsewhere: starting kernels, traffic beyond the least, work that is"
     " not useful. A working set within the cache may stand above the slope.",
     value="tflops", low="tflops_low", high="tflops_high", axis="useful {unit}", text=axes.plain,
-    scale="log10", unit=units.rate_unit, workloads=("attention", "layer", "recurrent", "decode"),
+    scale="log10", rate=True, workloads=("attention", "layer", "recurrent", "decode"),
 )  # fmt: skip
 X = "arithmetic_intensity"
 SMALLEST, LARGEST = 3.2, 6.4  # markers, in points
