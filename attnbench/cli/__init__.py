@@ -15,6 +15,7 @@ import click
 
 from attnbench.base.signals import ENDING, end, handled
 from attnbench.cli.check import check
+from attnbench.cli.docs import docs
 from attnbench.cli.doctor import doctor
 from attnbench.cli.gate import gate
 from attnbench.cli.options import OneLineError, silence
@@ -26,7 +27,7 @@ from attnbench.errors import AttnbenchError, ExitCode
 from attnbench.version import __version__
 
 _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
-_DATA = ("export", "list", "report")  # what they print may be cut short
+_DATA = ("docs", "export", "list", "report")  # what they print may be cut short
 
 
 class Commands(click.Group):
@@ -103,7 +104,7 @@ def main() -> None:
 
 _ALL = (
     list_, check, sweep, merge, report, export, verify, claims, compare, gate, profile, history,
-    doctor,
+    doctor, docs,
 )  # fmt: skip
 for command in _ALL:
     main.add_command(command)
