@@ -48,7 +48,8 @@ def explained(error: UnknownNameError) -> str:
             plain = "".join(filter(str.isalnum, name))
             own = [f"'{each}'" for each in known if each in entries or _has(each, plain)][:3]
             if own or not nearest(name, known, cutoff=0.7):
-                hint = f", did you mean {' or '.join(own)}?" if own else f"; {head}: {commands[0]}"
+                said = f", did you mean {' or '.join(own)}?{f'; {head}' * (head != name)}"
+                hint = said if own else f"; {head}: {commands[0]}"
                 error = unknown(kind, name, known, flag, hint)
     return str(error)
 
