@@ -30,7 +30,7 @@ def unknown(
     """Build the error for an unknown `name`: the fact, the nearest or a hint, the valid values."""
     where = f" ({flag})" if flag else ""
     hint = nearest(name, known) if hint is None else hint
-    listed = ", ".join(known) or "none"
+    listed = ", ".join(dict.fromkeys(known)) or "none"
     error = UnknownNameError(f"unknown {kind} '{name}'{where}{hint}; known: {listed}")
     error.asked = kind, name, list(known), flag
     return error

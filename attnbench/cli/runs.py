@@ -256,7 +256,7 @@ def docs(topic: str | None) -> None:
     pages = _pages()
     if topic is None:
         for name, file in pages.items():
-            click.echo(f"{name:12} {file.read_text('utf-8').splitlines()[0].lstrip('# ')}")
+            say(f"{name:12} {file.read_text('utf-8').splitlines()[0].lstrip('# ')}", hang=13)
         return
     require("topic", [name := Path(topic).stem], pages)
     click.echo(pages[name].read_text("utf-8"), nl=False)
