@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnbench.base.registry import lacking, require
 from attnbench.version import __version__
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["__version__", "get", "load", "sweep"]
+_NO_SETTINGS = ("files", "replace", "root", "other_root", "python", "lent")  # those of the gate
+if not TYPE_CHECKING:
+    __getattr__ = lacking("attnbench", __all__, "it has")
 
 
 def get(name: str, *, file: str | None = None) -> Callable[..., Any]:
@@ -64,28 +68,18 @@ def sweep(
     Raises:
         UsageError: an axis or a value that makes no sense; nothing was written.
     """
-    from dataclasses import fields
-
     from attnbench.errors import UsageError
     from attnbench.execution.process import Settings
     from attnbench.execution.session import Listener, SweepRequest
     from attnbench.execution.session import sweep as start
     from attnbench.planning.plan import Axes
 
-    unknown = sorted(set(axes) - {field.name for field in fields(Axes)})
-    if unknown:
-        raise UsageError(
-            f"no axis is called {', '.join(unknown)}; axes: attnbench.planning.plan.Axes;"
-            " how to measure goes into settings={…}"
-        )
-    try:
-        chosen = Settings(
-            files=tuple(str(Path(f).resolve()) for f in _plain("files", files)), **(settings or {})
-        )
-    except TypeError as err:
-        raise UsageError(
-            f"no such setting ({err}); see attnbench.execution.process.Settings"
-        ) from err
+    require("axis", axes, Axes.__dataclass_fields__, "how to measure goes into settings={…}")
+    known = [name for name in Settings.__dataclass_fields__ if name not in _NO_SETTINGS]
+    require("setting", settings or {}, known, "settings={…}")
+    chosen = Settings(
+        files=tuple(str(Path(f).resolve()) for f in _plain("files", files)), **(settings or {})
+    )
     if chosen.threads:
         raise UsageError("the number of threads is an axis: sweep(threads=(1, 2))")
     request = SweepRequest(

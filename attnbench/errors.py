@@ -32,6 +32,8 @@ class UsageError(AttnbenchError):
 class UnknownNameError(UsageError):
     """A name that no registry knows; the message suggests the nearest one."""
 
+    asked: tuple[str, str, list[str], str] | None = None  # the arguments of `registry.unknown`
+
 
 class StoreError(UsageError):
     """A run folder that cannot be written, is taken, does not exist or is not one of ours."""

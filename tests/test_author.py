@@ -97,6 +97,32 @@ def test_tensors_that_do_not_fit_are_one_clear_line(tensors, says):
     assert [text for text in says if text not in str(caught.value)] == []
 
 
+def fails(source: str) -> str:
+    """What Python says of a few lines by an author."""
+    try:
+        exec(source, {"attnbench": attnbench, "q": draw(*GOOD)})
+    except Exception as err:
+        return f"{type(err).__name__}: {err}"
+    raise AssertionError(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    {
+        "attnbench.sweep(seqlens=(128,))": "'seq_lens'?; known: workload, passes, dtypes, ",
+        "attnbench.sweep(settings={'maxtime': 1})": "'max_time_s'?; known: device, ",
+        "attnbench.swep": "AttributeError: attnbench has no 'swep', did you mean 'sweep'?; it ",
+        "from attnbench.api import Attention": "ImportError: attnbench.api has no 'Attention', ",
+        "attnbench.get('sdpa')(q, q, q, casual=True)": "'causal'?; it takes: q, k, v, causal, ",
+        "import attnbench.api as a; a.attention('x', tme='n^2')": "'tme', did you mean 'time'?; ",
+        "attnbench.api.Case().seqlen": "Case has no 'seqlen', did you mean 'seq_len'?; it has: ",
+        "attnbench.api.Case(mask='causal').unmasked": "'str' object has no attribute 'admits_all'",
+    }.items(),
+)
+def test_a_word_that_is_not_there_names_the_nearest_and_what_there_is(source, says):
+    assert says in fails(source)
+
+
 def test_what_an_implementation_cannot_take_is_said(tmp_path):
     file = tmp_path / "picky.py"
     file.write_text(MINE.replace('"mine",', '"picky", dtypes=("bfloat16",),'))

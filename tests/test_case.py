@@ -45,9 +45,12 @@ def test_a_registry_refuses_duplicates_and_suggests_the_nearest():
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"dtype": "float8"}, "unknown dtype 'float8' (--dtypes); one of float32, bfloat16"),
-        ({"device": "tpu"}, "unknown device 'tpu' (--device); one of cpu, cuda"),
-        ({"pass": ["forward"]}, "unknown pass '['forward']' (--passes); one of forward, backward"),
+        ({"dtype": "float8"}, "unknown dtype 'float8' (--dtypes), did you mean 'float"),
+        (
+            {"device": "tpu"},
+            "unknown device 'tpu' (--device), did you mean 'cpu'?; known: cpu, cuda",
+        ),
+        ({"pass": ["forward"]}, "unknown pass '['forward']' (--passes), did you mean 'forward'?"),
         ({"batch": "two", "dtype": "float64"}, "not a case: "),
     ],
 )

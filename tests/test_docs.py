@@ -1,7 +1,9 @@
 """What README and docs say is what the commands do, and what they show is in a committed run."""
 
+import ast
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -9,6 +11,7 @@ import pytest
 
 import attnbench
 from attnbench.cli import main
+from attnbench.schema.case import Case
 
 ROOT = Path(__file__).parent.parent
 PAGES = {p.name: p.read_text() for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
@@ -92,6 +95,16 @@ def test_every_column_stands_in_the_docs_with_its_unit_and_meaning():
 
     rows = [f"| `{c.name}` | {c.unit} | {c.meaning} |" for _, c in COLUMNS.items()]
     assert [row for row in rows if row not in PAGES["columns.md"]] == []
+
+
+def test_the_fields_of_a_case_stand_in_the_docs_with_their_types_and_values_they_can_have():
+    rows = re.findall(r"\n\| `(\w+)` \| ([\w ]+) \| \S+ \| `(\S+)` \|", PAGES["own-kernel.md"])
+    types = [(f.name, str(f.type).replace(" | ", " or ")) for f in fields(Case)]
+    assert [(name, kind) for name, kind, _ in rows] == types
+    for name, _, text in rows:
+        value = ast.literal_eval(text)
+        found = getattr(Case.from_json({name.rstrip("_"): value}), name)
+        assert getattr(found, "text", found) == value
 
 
 def test_the_claims_in_the_docs_are_read(tmp_path):

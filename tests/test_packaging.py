@@ -28,7 +28,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
-    for name in ("attnbench", "impls"):
+    for name in ("attnbench", "impls", "docs"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -85,11 +85,12 @@ def test_the_wheel_brings_two_packages_and_none_called_impls(wheel_files):
 
 def test_the_wheel_holds_every_source_file(wheel_files):
     def sources(folder: str, installed_as: str) -> set[str]:
-        kinds = (".py", ".css", ".html", ".jinja")
+        kinds = (".py", ".css", ".html", ".jinja", ".md")
         files = [file for file in (ROOT / folder).rglob("*") if file.suffix in kinds]
         return {f"{installed_as}/{file.relative_to(ROOT / folder).as_posix()}" for file in files}
 
     wanted = sources("attnbench", "attnbench") | sources("impls", "attnbench_impls")
+    wanted |= sources("docs", "attnbench/docs")
     assert wanted - set(wheel_files) == set()
     assert {name for name in wanted if name.endswith((".css", ".html", ".jinja"))}
 
@@ -125,6 +126,17 @@ def test_the_script_runs(installed, tmp_path):
         [script, "--version"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert shown.stdout.startswith("attnbench, version ")
+
+
+def test_the_docs_are_printed_from_the_wheel_as_they_are(python, tmp_path):
+    listed = python("-m", "attnbench", "docs", cwd=tmp_path).stdout.splitlines()
+    pages = sorted((ROOT / "docs").glob("*.md"))
+    assert [line.split()[0] for line in listed] == [page.stem for page in pages]
+    shown = python("-m", "attnbench", "docs", "gate", cwd=tmp_path).stdout
+    assert shown == (ROOT / "docs" / "gate.md").read_text(encoding="utf-8")
+    ended = python("-m", "attnbench", "docs", "own-kernl", cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "'own-kernl', did you mean 'own-kernel'?; known: columns, " in ended.stderr
 
 
 def test_a_report_is_drawn_with_the_templates_in_the_wheel(python, tmp_path):

@@ -17,7 +17,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, get_type_hints
 
 import msgspec
 import torch
@@ -41,7 +41,7 @@ from attnbench.api.helpers import (
 )
 from attnbench.api.tiles import Tile, by_slice, places, rows_of, tiled, tiled_flops, tiled_workspace
 from attnbench.base.parameters import Parameter, Values, read_name
-from attnbench.base.registry import Registry
+from attnbench.base.registry import Registry, lacking, with_known_arguments
 from attnbench.errors import UsageError
 from attnbench.schema.case import DEVICES, PASSES, Case, Device, Dtype, Mask, Pass, Position
 from attnbench.schema.mask import MASKS
@@ -56,44 +56,16 @@ ALL_MASKS = tuple(MASKS.names())
 ALL_BIASES = tuple(name for name, encoding in POSITIONS.items() if encoding.kind == "bias")
 
 __all__ = [
-    "ALL_BIASES",
-    "ALL_MASKS",
-    "AttentionCall",
-    "Case",
-    "Estimate",
-    "Implementation",
-    "Mask",
-    "Patterned",
-    "Position",
-    "PositionBias",
-    "Tile",
-    "attention",
-    "attention_builder",
-    "bias_flops",
-    "building_mask",
-    "by_slice",
-    "chunk_sizes",
-    "compile_alone",
-    "core_flops",
-    "dense_bias",
-    "dense_mask",
-    "flops_in_chunks",
-    "hidden_and_blind",
-    "in_chunks",
-    "kernelised",
-    "mask_for",
-    "mask_spans",
-    "places",
-    "position_bias",
-    "reason_against_compiling",
-    "reason_against_flex",
-    "recurrent_builder",
-    "rows_of",
-    "tiled",
-    "tiled_flops",
-    "tiled_workspace",
-    "visible_blocks",
-]
+    "ALL_BIASES", "ALL_MASKS", "AttentionCall", "Case", "Estimate", "Implementation", "Mask",
+    "Patterned", "Position", "PositionBias", "Tile", "attention", "attention_builder",
+    "bias_flops", "building_mask", "by_slice", "chunk_sizes", "compile_alone", "core_flops",
+    "dense_bias", "dense_mask", "flops_in_chunks", "hidden_and_blind", "in_chunks",
+    "kernelised", "mask_for", "mask_spans", "places", "position_bias",
+    "reason_against_compiling", "reason_against_flex", "recurrent_builder", "rows_of", "tiled",
+    "tiled_flops", "tiled_workspace", "visible_blocks",
+]  # fmt: skip
+if not TYPE_CHECKING:
+    __getattr__ = lacking("attnbench.api", __all__, "it has")
 
 
 class AttentionCall(Protocol):
@@ -237,6 +209,7 @@ def _parameters_of(build: OfCase) -> dict[str, Parameter]:
     return declared
 
 
+@with_known_arguments
 def attention_builder(
     name: str,
     *,
@@ -316,7 +289,7 @@ def _with_parameters_of(
 
     def give(function: Callable[..., Callable[[F], F]]) -> Callable[P, Callable[[F], F]]:
         function.__signature__ = inspect.signature(builder)  # type: ignore[attr-defined]
-        return function
+        return with_known_arguments(function)
 
     return give
 

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from attnbench.base.registry import Registry
+from attnbench.base.registry import Registry, nearest
 from attnbench.errors import UsageError
 
 Value = int | float | str | tuple[float, ...]
@@ -98,7 +98,8 @@ def read_parameters(
             key, value = next(iter(declared), ""), key
         if key not in declared:
             known = f"it takes {', '.join(declared)}" if declared else "it takes none"
-            raise UsageError(f"{kind} '{name}' has no parameter '{key or value}'; {known} ({flag})")
+            asked = f"'{key or value}'{nearest(key or value, declared)}"
+            raise UsageError(f"{kind} '{name}' has no parameter {asked}; {known} ({flag})")
         read = declared[key].read(value)
         if read is None or key in given:
             why = f"is {declared[key]}" if read is None else "is given twice"

@@ -4,27 +4,75 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
+import inspect
 import re
-from collections.abc import Iterable, Iterator
-from typing import Generic, TypeVar
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
 
 from attnbench.errors import UnknownNameError, UsageError
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
-def nearest(name: str, known: list[str]) -> str:
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """Return a hint `, did you mean 'x'?`, or the empty string when nothing is close."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f", did you mean '{close[0]}'?" if close else ""
 
 
-def unknown(kind: str, name: str, known: list[str], flag: str = "") -> UnknownNameError:
-    """Build the error for an unknown `name`: the fact, the nearest name, the valid values."""
+def unknown(
+    kind: str, name: str, known: Iterable[str], flag: str = "", hint: str | None = None
+) -> UnknownNameError:
+    """Build the error for an unknown `name`: the fact, the nearest or a hint, the valid values."""
     where = f" ({flag})" if flag else ""
-    return UnknownNameError(
-        f"unknown {kind} '{name}'{where}{nearest(name, known)}; known: {', '.join(known) or 'none'}"
-    )
+    hint = nearest(name, known) if hint is None else hint
+    listed = ", ".join(dict.fromkeys(known)) or "none"
+    error = UnknownNameError(f"unknown {kind} '{name}'{where}{hint}; known: {listed}")
+    error.asked = kind, name, list(known), flag
+    return error
+
+
+def require(kind: str, names: Iterable[str], known: Iterable[str], flag: str = "") -> None:
+    """Raise the error of the first of the names that is not known."""
+    for name in names:
+        if name not in known:
+            raise unknown(kind, name, known, flag)
+
+
+def lacking(whole: str, known: Iterable[str], parts: str) -> Callable[..., Any]:
+    """The `__getattr__` of a module or a class: names the nearest attribute, and lists `parts`."""
+
+    def missing(*owner_and_name: Any) -> NoReturn:
+        *owner, name = owner_and_name
+        if owner and hasattr(type(owner[0]), name):  # a property of its own raised
+            object.__getattribute__(owner[0], name)
+        from_import = sys._getframe(1).f_code.co_name == "_handle_fromlist"
+        error = ImportError if from_import and not find_spec(f"{whole}.{name}") else AttributeError
+        raise error(_lacks(f"{whole} has no", name, known, parts), name=name)
+
+    return missing
+
+
+def with_known_arguments(function: Callable[P, T]) -> Callable[P, T]:
+    """The function; the TypeError of an argument that it does not take names the nearest."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> T:
+        for name in options.keys() - known.keys():
+            what = f"{function.__name__}() got an unexpected keyword argument"
+            raise TypeError(_lacks(what, name, known, "it takes"))
+        return function(*args, **options)
+
+    return call
+
+
+def _lacks(what: str, name: str, known: Iterable[str], parts: str) -> str:
+    return f"{what} '{name}'{nearest(name, known)}; {parts}: {', '.join(known)}"
 
 
 class Registry(Generic[T]):
@@ -62,8 +110,7 @@ class Registry(Generic[T]):
         Raises:
             UnknownNameError: nothing is registered under it; the message names the nearest.
         """
-        if name not in self._items:
-            raise unknown(self.kind, name, self.names(), self.flag)
+        require(self.kind, [name], self._items, self.flag)
         return self._items[name]
 
     def remove(self, name: str) -> None:

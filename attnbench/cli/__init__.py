@@ -19,14 +19,15 @@ from attnbench.cli.doctor import doctor
 from attnbench.cli.gate import gate
 from attnbench.cli.options import OneLineError, silence
 from attnbench.cli.profile import profile
-from attnbench.cli.runs import compare, export, history, list_, merge, report
+from attnbench.cli.runs import compare, docs, export, history, list_, merge, report
 from attnbench.cli.sweep import sweep
 from attnbench.cli.verdicts import claims, verify
-from attnbench.errors import AttnbenchError, ExitCode
+from attnbench.errors import AttnbenchError, ExitCode, UnknownNameError
+from attnbench.planning.lookup import explained
 from attnbench.version import __version__
 
 _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
-_DATA = ("export", "list", "report")  # what they print may be cut short
+_DATA = ("docs", "export", "list", "report")  # what they print may be cut short
 
 
 class Commands(click.Group):
@@ -81,7 +82,8 @@ def _one_line() -> Iterator[None]:
     try:
         yield
     except AttnbenchError as err:
-        raise OneLineError(str(err), err.exit_code) from err
+        text = explained(err) if isinstance(err, UnknownNameError) else str(err)
+        raise OneLineError(text, err.exit_code) from err
     except click.UsageError as err:
         if isinstance(err, _NO_ARGUMENTS):
             raise  # `attnbench` alone: the help is the answer
@@ -103,7 +105,7 @@ def main() -> None:
 
 _ALL = (
     list_, check, sweep, merge, report, export, verify, claims, compare, gate, profile, history,
-    doctor,
+    doctor, docs,
 )  # fmt: skip
 for command in _ALL:
     main.add_command(command)

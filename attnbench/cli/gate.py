@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnbench.base.registry import unknown
+from attnbench.base.registry import require
 from attnbench.base.units import counted
 from attnbench.cli.options import (
     AXIS_FIELDS,
@@ -206,8 +206,7 @@ def _read(table: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
         options["files"] = options["impl"]  # a list of them reads better so
     found: dict[str, Any] = {}
     for key, value in table.items():
-        if key not in options:
-            raise unknown("key", key, list(options), "pyproject.toml [tool.attnbench.gate]")
+        require("key", [key], options, "pyproject.toml [tool.attnbench.gate]")
         option = options[key]
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         kind = NAMES if option.name == "files" else option.type

@@ -1,4 +1,4 @@
-"""Commands on what is stored: list, report, export, merge, history and compare."""
+"""Commands on what is stored: list, report, export, merge, history, compare and docs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from attnbench.base.registry import require
 from attnbench.base.units import counted
 from attnbench.cli.options import (
     NAMES,
@@ -251,3 +252,28 @@ def compare(
     slower = any(r.verdict == "slower" for c in found if c.same for r in c.same.rows)
     if fail_slower and slower:
         raise SystemExit(int(ExitCode.FINDING))
+
+
+def _pages() -> dict[str, Path]:
+    """The pages by topic: as they are installed, else those of the source tree."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "docs", package.parent / "docs"):
+        if pages := {file.stem: file for file in sorted(folder.glob("*.md"))}:
+            return pages
+    raise UsageError("the documentation is missing; install attnbench again")
+
+
+@click.command()
+@click.argument(
+    "topic", required=False, metavar="[TOPIC]",
+    shell_complete=lambda _context, _topic, text: [x for x in _pages() if x.startswith(text)],
+)  # fmt: skip
+def docs(topic: str | None) -> None:
+    """Print a page of the documentation; without a TOPIC list the pages."""
+    pages = _pages()
+    if topic is None:
+        for name, file in pages.items():
+            say(f"{name:12} {file.read_text('utf-8').splitlines()[0].lstrip('# ')}", hang=13)
+        return
+    require("topic", [name := Path(topic).stem], pages)
+    click.echo(pages[name].read_text("utf-8"), nl=False)

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace as altered
 
 from attnbench.base.parameters import base_name
-from attnbench.base.registry import unknown
+from attnbench.base.registry import require
 from attnbench.errors import AttnbenchError, ExitCode, UsageError
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
@@ -115,8 +115,7 @@ def profile_subject(
 def _one(text: str, catalogue: Catalogue) -> str:
     """The implementation as cells name it."""
     known = [info.name for info in catalogue.implementations]
-    if base_name(text) not in known:
-        raise unknown("implementation", base_name(text), known)
+    require("implementation", [base_name(text)], known)
     names = named([text], catalogue)
     if len(names) > 1:
         raise UsageError(f"{text} is {len(names)} implementations; name one: {names[0]}")

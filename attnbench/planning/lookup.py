@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tomllib
 from pathlib import Path
@@ -9,11 +10,14 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from attnbench.base.parameters import base_name
-from attnbench.base.registry import nearest
+from attnbench.base.registry import nearest, unknown
 from attnbench.errors import UnknownNameError
 from attnbench.schema.messages import Catalogue
+from attnbench.theory.flags import DOCS
 
 TABLE = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
+# All but implementations, which a worker must be asked for.
+PARTS = Catalogue(device="cpu", devices={}, environment={}, implementations=(), families={}, **DOCS)
 Answer = tuple[str, set[str], list[str]]  # a line on a name, its entries, commands to measure them
 
 
@@ -33,6 +37,21 @@ def look_up(names: tuple[str, ...], catalogue: Catalogue) -> tuple[list[Answer],
     kinds = TABLE["kinds"].keys() - {"implementations"}
     others = {k: {n: doc for n, doc in getattr(catalogue, k).items() if n in kept} for k in kinds}
     return answers, replace(catalogue, implementations=rows, families=families, **others)
+
+
+def explained(error: UnknownNameError) -> str:
+    """The error of an unknown name, with what that stands for where `list` knows it."""
+    kind, name, known, flag = error.asked or ("", "", [], "")
+    if f"{kind.partition(' ')[0]}s" in TABLE["kinds"]:
+        with contextlib.suppress(UnknownNameError):
+            head, entries, commands = _answer(name, PARTS)
+            plain = "".join(filter(str.isalnum, name))
+            own = [f"'{each}'" for each in known if each in entries or _has(each, plain)][:3]
+            if own or not nearest(name, known, cutoff=0.7):
+                said = f", did you mean {' or '.join(own)}?{f'; {head}' * (head != name)}"
+                hint = said if own else f"; {head}: {commands[0]}"
+                error = unknown(kind, name, known, flag, hint)
+    return str(error)
 
 
 def _answer(name: str, catalogue: Catalogue) -> Answer:

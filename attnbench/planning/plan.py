@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attnbench.base.parameters import base_name, read_name, read_parameters
-from attnbench.base.registry import Registry, unknown
+from attnbench.base.registry import Registry, require
 from attnbench.base.units import parse_sizes
 from attnbench.errors import UsageError
 from attnbench.schema.case import Case, Device, Position, parse_mask, parse_position
@@ -306,10 +306,8 @@ def named(asked: Iterable[str], catalogue: Catalogue) -> list[str]:
     known = {info.name: info for info in catalogue.implementations}
     names = []
     for text in asked:
-        name = base_name(text)
-        if name not in known:
-            raise unknown("implementation", name, list(known), "--impls")
-        parameters = known[name].parameters
+        require("implementation", [base_name(text)], known, "--impls")
+        parameters = known[base_name(text)].parameters
         names += [
             read_parameters(one, parameters, "implementation", "--impls")[0]
             for one in _doubled(text, "--impls")
@@ -353,13 +351,8 @@ def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[s
     for axes in sweeps:
         for text in axes.positions:
             parse_position(text)
-        for kind, flag, names, valid in (
-            ("workload", "--workload", [axes.workload], catalogue.workloads),
-            ("implementation", "--impls", [*map(base_name, axes.impls or ())], known),
-        ):
-            for name in names:
-                if name not in valid:
-                    raise unknown(kind, name, list(valid), flag)
+        require("workload", [axes.workload], catalogue.workloads, "--workload")
+        require("implementation", map(base_name, axes.impls or ()), known, "--impls")
         for axis, registry in _PARAMETRIC.items():
             spelled(getattr(axes, axis) or (), registry)
         for name in OPTIONAL_AXES:

@@ -6,6 +6,10 @@ import shlex
 from typing import Any
 
 from attnbench.schema.case import Case
+from attnbench.schema.mask import MASKS
+from attnbench.schema.position import POSITIONS
+from attnbench.theory.caches import CACHES
+from attnbench.theory.projections import PROJECTIONS
 from attnbench.theory.traits import OPTIONAL_AXES, TRAITS
 
 # Flag, field of the case's JSON. Optional axes follow from the registry of workloads.
@@ -24,6 +28,15 @@ FLAGS = {
     "--threads": "threads",
     "--device": "device",
 } | {f"--{name.replace('_', '-')}": field for name, field in OPTIONAL_AXES.items()}
+
+# What axes with names take, each with a line on it.
+DOCS: dict[str, dict[str, str]] = {
+    "workloads": {name: traits.doc for name, traits in TRAITS.items()},
+    "positions": {name: item.line for name, item in POSITIONS.items()},
+    "projections": {name: item.doc for name, item in PROJECTIONS.items()},
+    "caches": {name: item.doc for name, item in CACHES.items()},
+    "masks": {name: kind.doc for name, kind in MASKS.items()},
+}
 
 
 def case_flags(case: Case, auto: str = "cpu") -> list[str]:

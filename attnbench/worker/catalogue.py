@@ -16,14 +16,11 @@ from attnbench.base.units import size
 from attnbench.machine.facts import environment, free_bytes, reason_against_device
 from attnbench.measure.sensor import GpuSensor
 from attnbench.schema.case import DEVICES, Case, Device, parse_mask
-from attnbench.schema.mask import MASKS
 from attnbench.schema.messages import Catalogue, ImplementationInfo
-from attnbench.schema.position import POSITIONS
 from attnbench.schema.record import Cell
-from attnbench.theory.caches import CACHES
-from attnbench.theory.projections import PROJECTIONS
+from attnbench.theory.flags import DOCS
 from attnbench.theory.pruning import Pruning
-from attnbench.theory.traits import TRAITS, impossible
+from attnbench.theory.traits import impossible
 from attnbench.worker.checking import Entry, Reporter
 from attnbench.worker.reference import block_elements
 from attnbench.worker.trial import Trial
@@ -47,11 +44,7 @@ def describe(device: str, at: At = lambda stage: None) -> Catalogue:
         environment=_environment(device) if usable else {},
         implementations=tuple(_row(name, device, at) for name in IMPLEMENTATIONS.names()),
         families=FAMILIES,
-        workloads={name: traits.doc for name, traits in TRAITS.items() if name in WORKLOADS},
-        positions={name: item.line for name, item in POSITIONS.items()},
-        projections={name: item.doc for name, item in PROJECTIONS.items()},
-        caches={name: item.doc for name, item in CACHES.items()},
-        masks={name: kind.doc for name, kind in MASKS.items()},
+        **DOCS,
     )
 
 

@@ -6,7 +6,7 @@ import ast
 import math
 import operator
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -16,7 +16,7 @@ from attnbench.analysis.axes import AXES
 from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.scaling.results import Axis
 from attnbench.base import files
-from attnbench.base.registry import Registry, unknown
+from attnbench.base.registry import Registry, require
 from attnbench.errors import UsageError
 from attnbench.schema.case import Case
 from attnbench.schema.finding import Verdict
@@ -188,8 +188,8 @@ class Formula:
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             nodes = [ast.Pass()]
         for node in nodes:
-            if isinstance(node, ast.Name) and node.id not in SIZES:
-                raise unknown("size", node.id, list(SIZES))
+            if isinstance(node, ast.Name):
+                require("size", [node.id], SIZES)
             number = isinstance(node, ast.Constant) and type(node.value) in (int, float)
             if not number and not isinstance(node, (ast.Name, ast.Load, ast.BinOp, *_OPERATORS)):
                 raise UsageError(f"{text[:80]!r} is not a formula with + - * / such as 4*B*H*n*S*D")
@@ -254,12 +254,6 @@ def _claim(row: Any, where: str) -> Claim:
     return claim
 
 
-def _known(names: Iterable[str], valid: list[str], kind: str) -> None:
-    for name in names:
-        if name not in valid:
-            raise unknown(kind, name, valid)
-
-
 def _selection(selection: Where) -> None:
     """Columns that there are, and of each a value that it can have."""
     for name, selector in selection.items():
@@ -280,11 +274,11 @@ _VALID: dict[str, tuple[str, ...]] = {
 }
 _NUMBERS = [name for name, column in COLUMNS.items() if column.kind != "text"]
 _CHECKS: dict[str, Callable[[Any], object]] = {
-    "column": lambda name: _known([name], _NUMBERS, "column of numbers"),
+    "column": lambda name: require("column of numbers", [name], _NUMBERS),
     "where": _selection,
     "first": _selection,
     "second": _selection,
-    "free": lambda names: _known(names, ["impl", *AXES], "axis"),
+    "free": lambda names: require("axis", names, ["impl", *AXES]),
     "per": Formula,
     "same": Formula,
 }

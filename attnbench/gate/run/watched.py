@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.base.parameters import base_name
-from attnbench.base.registry import unknown
+from attnbench.base.registry import require
 from attnbench.errors import UsageError
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
@@ -151,9 +151,7 @@ def of_built_in(known: Mapping[str, str], flags: Mapping[str, Any]) -> tuple[Pat
         UsageError: there is no such implementation.
     """
     names = flags.get("impls") or _COMPARED
-    for name in map(base_name, names):
-        if name not in known:
-            raise unknown("implementation", name, list(known), "--impls")
+    require("implementation", map(base_name, names), known, "--impls")
     folder = built_in_folder()
     files = dict.fromkeys(str(folder / Path(known[base_name(name)]).name) for name in names)
     return folder, {**flags, "impls": names, "files": tuple(files)}
