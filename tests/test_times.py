@@ -197,11 +197,9 @@ def noise(rng, n, sd=0.01):
 # Notes.
 
 QUIET = [100.0] * 9
-DRIFTING = [v * (1 + 0.2 * i / 60) for i, v in enumerate(noise(random.Random(11), 60))]
 INTERRUPTED = [structs.replace(s, left_out=i % 2) for i, s in enumerate(record(QUIET).samples)]
 HOT = "of the samples do not count (a GPU that slowed itself)"
 TROUBLES = [
-    (record(DRIFTING), "drifts: the last third took", None),
     (record(QUIET, stolen_share=0.03), "gave 3.0% of its processors' time", None),
     (record(QUIET, throttled_share=0.4), "held the process back for 40.0%", None),
     (

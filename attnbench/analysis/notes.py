@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-import numpy as np
 import pandas as pd
 
 from attnbench.analysis import times
@@ -21,12 +19,6 @@ from attnbench.schema.record import Record
 DISTURBED = 0.25
 FULL_SPEED_SHARE = 0.9  # of the time; less shows in the intervals
 LEFT_OUT = 0.01  # of the calls; some interruption meets every process
-
-# Diagnostics: fewer values than these show nothing; standard errors from which on a rank
-# correlation is taken for real; and the effects that matter.
-ENOUGH = 20
-SURE = 3.5
-DRIFT = 0.03
 
 WIDE = 0.1  # half an interval / its time: differences below it are lost in such a time
 TAKEN = 0.02  # of the processor time, by other work; less is the system's own
@@ -101,11 +93,6 @@ def _asides(record: Record) -> Iterator[str]:
     left_out, calls = sum(s.left_out for s in kept), sum(s.calls for s in kept)
     if left_out > LEFT_OUT * calls:
         yield f"{left_out} of {calls} calls do not count: the host took far longer to issue them"
-    of_processes = [[s.own_us for s in samples] for samples in times.by_process(record)]
-    changes = [change for change in map(drift, of_processes) if change is not None]
-    if worst := max(changes, key=abs, default=None):
-        text = f"drifts: the last third took {abs(worst):.1%}"
-        yield f"{text} {'more' if worst > 0 else 'less'} time"
     if times.launch_bound(record):
         hidden_us = metrics.get("hidden_us")
         of_which = f", of which {units.time(hidden_us)} are hidden" if hidden_us else ""
@@ -132,23 +119,6 @@ _DISCARDS: dict[DiscardCode, str] = {
     "compiled": "compilation",
     "clock": "a clock that stepped back",
 }
-
-
-def drift(times_us: Sequence[float]) -> float | None:
-    """Relative change from the first third to the last, or None where there is no trend.
-
-    A trend is a rank correlation of time with order (Spearman) beyond 3.5 standard errors, with a
-    change of the thirds' medians of 3 % at least.
-    """
-    count, third = len(times_us), len(times_us) // 3
-    if count < ENOUGH:
-        return None
-    ranks = pd.Series(times_us).rank()
-    trend = ranks.corr(pd.Series(np.arange(float(count))))  # NaN where all are equal
-    if not abs(trend) * math.sqrt(count - 1) >= SURE:
-        return None
-    change = median(times_us[-third:]) / median(times_us[:third]) - 1
-    return change if abs(change) >= DRIFT else None
 
 
 def suspect_sentence(frame: pd.DataFrame) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from attnbench.analysis.columns import TableRow
 from attnbench.analysis.pairs import CellTimes, paired, ratio_of
 from attnbench.base import units
-from attnbench.base.registry import unknown
+from attnbench.base.registry import require
 from attnbench.execution.store import Run
 
 PREFERRED = ("naive", "sdpa")  # as the baseline, where they ran
@@ -22,16 +22,10 @@ def baseline_of(run: Run, name: str | None = None) -> str:
     """
     known = dict.fromkeys(cell.impl for cell in (*run.cells, *(r.cell for r in run.records)))
     if name := name or run.info.get("baseline"):
-        return checked_baseline(name, known)
+        require("implementation", [name], known, "--baseline")
+        return name
     timed = [record.cell.impl for record in run.records if record.samples]
     return next((each for each in (*PREFERRED, *timed) if each in timed), next(iter(known), ""))
-
-
-def checked_baseline(name: str, known: Iterable[str]) -> str:
-    """The name, if it is among those known; else raises UnknownNameError."""
-    if name not in (names := list(known)):
-        raise unknown("implementation", name, names, "--baseline")
-    return name
 
 
 def set_ratios(rows: Sequence[TableRow], baseline: str) -> list[TableRow]:

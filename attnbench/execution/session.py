@@ -17,7 +17,7 @@ import msgspec
 from attnbench.base.files import check_name, digest
 from attnbench.base.git import commit_of
 from attnbench.base.guard import guarded
-from attnbench.base.registry import unknown
+from attnbench.base.registry import require
 from attnbench.errors import StoreError, UsageError
 from attnbench.execution import merging
 from attnbench.execution.process import Settings
@@ -123,9 +123,8 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
                 where = f"this run is on {catalogue.device}"
                 raise UsageError(f"--{name} needs a GPU ({where}); leave it out")
         whole = plan = _plan(request, catalogue, runner)
-        names = list(dict.fromkeys(cell.impl for cell in plan.cells))
-        if request.baseline not in (None, *names):
-            raise unknown("implementation", str(request.baseline), names, "--baseline")
+        names = dict.fromkeys(cell.impl for cell in plan.cells)
+        require("implementation", filter(None, [request.baseline]), names, "--baseline")
         if request.shard is not None:
             plan = sharded(whole, *request.shard)
         forecast = None

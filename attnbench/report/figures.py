@@ -103,29 +103,7 @@ def looks(names: Iterable[str], known: Mapping[str, Look] = KNOWN) -> dict[str, 
     return given
 
 
-RC: Any = {  # matplotlib's stubs list every key; a plain dict of them is refused
-    "font.family": "DejaVu Sans",
-    "font.size": 8.5,
-    "axes.titlesize": 9,
-    "axes.labelsize": 8.5,
-    "axes.edgecolor": "#555555",
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e4e4e4",
-    "grid.linewidth": 0.6,
-    "xtick.color": "#555555",
-    "ytick.color": "#555555",
-    "xtick.labelcolor": "#222222",
-    "ytick.labelcolor": "#222222",
-    "xtick.minor.size": 0,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 4.5,
-    "savefig.facecolor": "white",
-    "svg.hashsalt": "attnbench",  # the same data give the same file
-}
+STYLE = Path(__file__).with_suffix(".mplstyle")
 
 
 @dataclass(frozen=True, kw_only=True)

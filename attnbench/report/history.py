@@ -150,7 +150,7 @@ COMMON = Look(QUIET, "o")
 def draw_all(series: Series, lines: Sequence[Line]) -> Iterator[str]:
     """A panel for each of `lines`, as a data: URI of an SVG."""
     looks = figures.looks(line.name.split()[0] for line in lines if line.kind == "cell")
-    with mpl.rc_context(figures.RC):
+    with mpl.rc_context(fname=figures.STYLE):
         for line in lines:
             look = looks[line.name.split()[0]] if line.kind == "cell" else COMMON
             yield figures.data_uri(figures.svg_of(_panel(series, line, look)))

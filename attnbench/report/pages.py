@@ -68,7 +68,7 @@ def write_report(run_path: Path, baseline: str | None = None) -> Path:
 def draw_charts(content: Content, folder: Path) -> list[Plot]:
     """Draw every chart that has data, and the rooflines, into `folder`."""
     tables = {"cells": content.cells, "costs": content.costs}
-    with mpl.rc_context(figures.RC):
+    with mpl.rc_context(fname=figures.STYLE):
         return [
             *lines.draw_all(tables, content.environment, folder, content.crossovers),
             *tradeoff.draw_all(content.cells, folder),
@@ -81,7 +81,7 @@ def draw_growth(scaling: Scaling, folder: Path) -> list[Plot]:
     names = {fit.series.impl for fit in scaling.exponents}
     names |= {fit.impl for fit in scaling.exact} | {fit.impl for fit in scaling.models}
     looks = figures.looks(names)
-    with mpl.rc_context(figures.RC):
+    with mpl.rc_context(fname=figures.STYLE):
         return [
             *exponents.draw_forests(scaling.exponents, looks, folder),
             *exponents.draw_fits(scaling.exponents, looks, folder),

@@ -129,7 +129,7 @@ def draw_all(run: GateRun, outcome: Outcome, folder: Path) -> list[Plot]:
         return []
     ends, common, drawn = limits(run, [*strips, *under]), texts.labels(run.cells)[0], []
     emptied(folder)
-    with mpl.rc_context(figures.RC):
+    with mpl.rc_context(fname=figures.STYLE):
         for page in figures.pages(strips, lambda _: (), MOST_ROWS, MOST_PAGES):
             rows, name = [*page.items, *under], common + page.place
             figure, alt = _draw(run, rows, ends, name), [f"{row.label} {row.words}" for row in rows]

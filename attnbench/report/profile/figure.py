@@ -52,7 +52,7 @@ def draw_all(profiles: Sequence[Profile], found: Difference | None, folder: Path
     """Draw what one profile, or two and their difference, have, into `folder`, which is made."""
     emptied(folder)
     subject, plots = texts.case(profiles[0]), []
-    with mpl.rc_context(figures.RC):
+    with mpl.rc_context(fname=figures.STYLE):
         if found is not None:
             alt = [" ".join(row[:4]) for row in texts.rows(found, MOST_BARS)]
             plots.append(WATERFALL.save_one(waterfall(found), subject, alt, folder))
