@@ -6,14 +6,16 @@ import importlib
 import importlib.util
 import os
 import pkgutil
+import re
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from attnbench.api import IMPLEMENTATIONS, Implementation
+from attnbench.base.parameters import base_name
 from attnbench.errors import AttnbenchError, UsageError
 
 # The top-level folder impls/ is installed under this name (pyproject: package-dir), so that a
@@ -23,8 +25,8 @@ ENTRY_POINTS = "attnbench.impls"
 # What measures belongs to neither version, even where it is installed from one of them.
 _HARNESS = ("attnbench", BUILT_IN, "__main__", "__mp_main__")
 _INSTALLED = {"site-packages", "dist-packages"}  # the folders of packages in an environment
-# What users' files have registered: everything else is installed, and can be replaced.
-_OF_FILES: dict[str, Implementation] = {}
+# What users' files have registered, and which file: all else is installed, and can be replaced.
+_OF_FILES: dict[str, tuple[Path, Implementation]] = {}
 
 
 def load_built_in() -> None:
@@ -64,10 +66,11 @@ def load_entry_points() -> list[str]:
 
 
 def load_file(path: str, *, replace: bool = False) -> list[str]:
-    """Import a user's file and return the names it registered.
+    """Import a user's file, once, and return its implementations as they are called now.
 
-    With `replace` they may be those of installed implementations, built-in or not, whose place
-    they take; a name that another of the user's files has registered is taken all the same.
+    A name that several files register is told apart in all of them, as `a:mine` and `b:mine`. With
+    `replace` they may be those of installed implementations, built-in or not, whose place they
+    take.
 
     Raises:
         UsageError: the file is missing, does not import, registers nothing or a taken name.
@@ -77,31 +80,62 @@ def load_file(path: str, *, replace: bool = False) -> list[str]:
         what = "is a folder: name its files" if file.is_dir() else "does not exist"
         raise UsageError(f"{path} {what} (--impl)")
     before = dict(IMPLEMENTATIONS.items())
-    installed = [name for name, item in before.items() if _OF_FILES.get(name) is not item]
+    own = {name: of for name, (of, item) in _OF_FILES.items() if before.get(name) is item}
+    if file in own.values():
+        return [name for name, of in own.items() if of == file]
+    aside = {name: f"{of}:{name.rpartition(':')[2]}" for name, of in own.items()}
+    installed = before.keys() - own.keys() if replace else ()
     try:
-        with IMPLEMENTATIONS.changed_as_one(replaceable=installed if replace else ()):
+        with IMPLEMENTATIONS.changed_as_one(replaceable=installed):
+            IMPLEMENTATIONS.rename(aside)
+            there = dict(IMPLEMENTATIONS.items())
             # As `python file.py` does, so that the file can import its neighbours.
             sys.path.insert(0, str(file.parent))
             name = f"attnbench_user_{file.stem}"
             # Another file of that name, in another folder, may be there already.
             _import(name if name not in sys.modules else f"{name}_{len(sys.modules)}", file)
+            found = [n for n, item in IMPLEMENTATIONS.items() if there.get(n) is not item]
+            IMPLEMENTATIONS.rename({name: f"{file}:{name}" for name in found})
+            apart = _told_apart([*aside.values(), *(f"{file}:{name}" for name in found)])
+            IMPLEMENTATIONS.rename(apart)
     except AttnbenchError as err:
         raise UsageError(f"{path} (--impl): {err}") from err
     except (Exception, SystemExit) as err:
         raise UsageError(f"{path} does not import (--impl): {_line(err)}") from err
-    registered = {
-        name: item for name, item in IMPLEMENTATIONS.items() if before.get(name) is not item
-    }
-    if not registered:
+    if not found:
         raise UsageError(
             f"{path} registers no implementation (--impl); decorate a function with"
             ' @attention("name") from attnbench.api'
         )
-    _OF_FILES.update(registered)
-    return list(registered)
+    _OF_FILES.clear()
+    for full, name in apart.items():
+        _OF_FILES[name] = Path(full.rpartition(":")[0]), IMPLEMENTATIONS.get(name)
+    return load_file(path)
 
 
-def load_side(files: Iterable[str], root: str, other_root: str | None = None) -> list[str]:
+def _told_apart(names: list[str]) -> dict[str, str]:
+    """Names after the whole path of their file, each with as much of it as tells several apart.
+
+    Raises:
+        UsageError: they differ in nothing that can be in a name.
+    """
+    every = {}
+    for name in names:
+        path, _, plain = name.rpartition(":")
+        every[name] = plain, re.sub(r"[^\w./-]", "_", str(Path(path).with_suffix(""))).split("/")
+    short = {name: plain for name, (plain, _) in every.items()}
+    for name, (plain, parts) in every.items():
+        others = [of for other, (same, of) in every.items() if same == plain and other != name]
+        tails = (parts[-count:] for count in range(1, len(parts) + 1))
+        tail = next((t for t in tails if t not in [of[-len(t) :] for of in others]), None)
+        if others:
+            short[name] = f"{'/'.join(tail or ())}:{plain}"
+            if not tail or base_name(short[name]) != short[name]:
+                raise UsageError(f"another file registers '{plain}', too; choose another name")
+    return short
+
+
+def load_side(files: Sequence[str], root: str, other_root: str | None = None) -> list[str]:
     """Import the files of one of two versions of a repository; return the names they register.
 
     For a process that serves this version alone: it works in `root`, leaves no bytecode there, and
@@ -124,14 +158,13 @@ def load_side(files: Iterable[str], root: str, other_root: str | None = None) ->
         entries.append(entry)
     sys.path[:] = list(dict.fromkeys(entries))
     importlib.invalidate_caches()
-    names: list[str] = []
     for file in files:
         if not Path(file).resolve().is_relative_to(here):
             raise UsageError(f"{file} (--impl) is not in {root}, the version to be loaded")
-        names += load_file(file, replace=True)
+        load_file(file, replace=True)
         if other is not None:
             refuse_other_version(file, here, other)
-    return names
+    return [name for file in files for name in load_file(file)]
 
 
 def refuse_other_version(file: str, root: Path, other: Path) -> None:

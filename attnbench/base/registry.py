@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 from attnbench.errors import UnknownNameError, UsageError
@@ -69,6 +69,10 @@ class Registry(Generic[T]):
     def remove(self, name: str) -> None:
         """Forget `name`; for tests and for files that replace an installed namesake."""
         self._items.pop(name, None)
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Call items otherwise, each in its place; no two of them the same."""
+        self._items = {names.get(name, name): item for name, item in self._items.items()}
 
     @contextlib.contextmanager
     def changed_as_one(self, replaceable: Iterable[str] = ()) -> Iterator[None]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace as altered
 
-from attnbench.base.parameters import base_name
+from attnbench.base.parameters import base_name, meant
 from attnbench.base.registry import unknown
 from attnbench.errors import AttnbenchError, ExitCode, UsageError
 from attnbench.execution.process import Settings
@@ -115,7 +115,7 @@ def profile_subject(
 def _one(text: str, catalogue: Catalogue) -> str:
     """The implementation as cells name it."""
     known = [info.name for info in catalogue.implementations]
-    if base_name(text) not in known:
+    if not meant(text, known):
         raise unknown("implementation", base_name(text), known)
     names = named([text], catalogue)
     if len(names) > 1:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from attnbench.base.parameters import base_name, read_name, read_parameters
+from attnbench.base.parameters import base_name, meant, read_name, read_parameters
 from attnbench.base.registry import Registry, unknown
 from attnbench.base.units import parse_sizes
 from attnbench.errors import UsageError
@@ -299,6 +299,8 @@ def mismatch(axes: Axes, case: Case) -> str | None:
 def named(asked: Iterable[str], catalogue: Catalogue) -> list[str]:
     """What was asked for as cells name it, each once; `performer:features=64..256` is three.
 
+    What several files register, and `mine` asks for, is as many.
+
     Raises:
         UnknownNameError: a name that the catalogue does not have.
         UsageError: a parameter that makes no sense.
@@ -306,14 +308,12 @@ def named(asked: Iterable[str], catalogue: Catalogue) -> list[str]:
     known = {info.name: info for info in catalogue.implementations}
     names = []
     for text in asked:
-        name = base_name(text)
-        if name not in known:
-            raise unknown("implementation", name, list(known), "--impls")
-        parameters = known[name].parameters
-        names += [
-            read_parameters(one, parameters, "implementation", "--impls")[0]
-            for one in _doubled(text, "--impls")
-        ]
+        if not (texts := meant(text, known)):
+            raise unknown("implementation", base_name(text), list(known), "--impls")
+        for one in (one for each in texts for one in _doubled(each, "--impls")):
+            name = base_name(one, known)
+            parameters = known[name].parameters
+            names.append(read_parameters(one, name, parameters, "implementation", "--impls")[0])
     return list(dict.fromkeys(names))
 
 
@@ -351,11 +351,12 @@ def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[s
     """
     known = [*(info.name for info in catalogue.implementations), *others]
     for axes in sweeps:
+        strange = [base_name(text) for text in axes.impls or () if not meant(text, known)]
         for text in axes.positions:
             parse_position(text)
         for kind, flag, names, valid in (
             ("workload", "--workload", [axes.workload], catalogue.workloads),
-            ("implementation", "--impls", [*map(base_name, axes.impls or ())], known),
+            ("implementation", "--impls", strange, known),
         ):
             for name in names:
                 if name not in valid:
@@ -394,8 +395,8 @@ def chosen(asked: Collection[str], own: Iterable[Collection[str]]) -> list[str]:
 
     `own` are the names that each of the user's files registered.
     """
-    names, asked_for = dict.fromkeys(asked), set(map(base_name, asked))
-    return [*names, *(name for file in own if not asked_for & set(file) for name in file)]
+    left = (names for names in own if not any(meant(text, names) for text in asked))
+    return [*dict.fromkeys(asked), *itertools.chain(*left)]
 
 
 def overridden(sweeps: Sequence[Axes], given: Mapping[str, Any]) -> tuple[Axes, ...]:

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from attnbench.base.files import digest
 from attnbench.base.guard import guarded
-from attnbench.base.parameters import base_name
+from attnbench.base.parameters import meant
 from attnbench.base.units import counted
 from attnbench.errors import AttnbenchError, StoreError, UsageError, WorkerError
 from attnbench.execution.process import Settings
@@ -336,9 +336,7 @@ def _cells(
     And by the id of a case why it makes no sense, or None.
     """
     check_names(sweeps, catalogue, own)
-    absent = dict.fromkeys(
-        n for axes in sweeps for n in axes.impls or () if base_name(n) not in own
-    )
+    absent = dict.fromkeys(n for axes in sweeps for n in axes.impls or () if not meant(n, own))
     if absent:
         raise UsageError(
             f"{', '.join(absent)} (--impls) is in none of the files that are watched, which"
@@ -350,7 +348,7 @@ def _cells(
         for case in expand(axes, catalogue.device):
             why = impossible(case) or mismatch(axes, case)
             mismatches[case.case_id] = why and mismatches.get(case.case_id, why)  # in every sweep
-            for name in axes.impls or own:
+            for name in (n for text in axes.impls or own for n in meant(text, own)):
                 cells[case.case_id, name] = Cell(case=case, impl=name)
     if not cells or all(mismatches.values()):
         raise UsageError(next(filter(None, mismatches.values()), "there is nothing to watch"))

@@ -151,7 +151,7 @@ def of_built_in(known: Mapping[str, str], flags: Mapping[str, Any]) -> tuple[Pat
         UsageError: there is no such implementation.
     """
     names = flags.get("impls") or _COMPARED
-    for name in map(base_name, names):
+    for name in (base_name(text, known) for text in names):
         if name not in known:
             raise unknown("implementation", name, list(known), "--impls")
     folder = built_in_folder()
