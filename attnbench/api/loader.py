@@ -15,7 +15,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from attnbench.api import IMPLEMENTATIONS, Implementation
-from attnbench.base.parameters import base_name
 from attnbench.errors import AttnbenchError, UsageError
 
 # The top-level folder impls/ is installed under this name (pyproject: package-dir), so that a
@@ -69,8 +68,7 @@ def load_file(path: str, *, replace: bool = False) -> list[str]:
     """Import a user's file, once, and return its implementations as they are called now.
 
     A name that several files register is told apart in all of them, as `a:mine` and `b:mine`. With
-    `replace` they may be those of installed implementations, built-in or not, whose place they
-    take.
+    `replace` they may be those of installed ones, built-in or not, whose place they take.
 
     Raises:
         UsageError: the file is missing, does not import, registers nothing or a taken name.
@@ -91,13 +89,13 @@ def load_file(path: str, *, replace: bool = False) -> list[str]:
             there = dict(IMPLEMENTATIONS.items())
             # As `python file.py` does, so that the file can import its neighbours.
             sys.path.insert(0, str(file.parent))
-            name = f"attnbench_user_{file.stem}"
+            module = f"attnbench_user_{file.stem}"
             # Another file of that name, in another folder, may be there already.
-            _import(name if name not in sys.modules else f"{name}_{len(sys.modules)}", file)
+            _import(module if module not in sys.modules else f"{module}_{len(sys.modules)}", file)
             found = [n for n, item in IMPLEMENTATIONS.items() if there.get(n) is not item]
-            IMPLEMENTATIONS.rename({name: f"{file}:{name}" for name in found})
-            apart = _told_apart([*aside.values(), *(f"{file}:{name}" for name in found)])
-            IMPLEMENTATIONS.rename(apart)
+            full = {f"{file}:{name}": name for name in found}
+            apart = _told_apart([*aside.values(), *full])
+            IMPLEMENTATIONS.rename({full.get(old, old): new for old, new in apart.items()})
     except AttnbenchError as err:
         raise UsageError(f"{path} (--impl): {err}") from err
     except (Exception, SystemExit) as err:
@@ -107,31 +105,21 @@ def load_file(path: str, *, replace: bool = False) -> list[str]:
             f"{path} registers no implementation (--impl); decorate a function with"
             ' @attention("name") from attnbench.api'
         )
-    _OF_FILES.clear()
-    for full, name in apart.items():
-        _OF_FILES[name] = Path(full.rpartition(":")[0]), IMPLEMENTATIONS.get(name)
+    for old, new in apart.items():
+        _OF_FILES[new] = Path(old.rpartition(":")[0]), IMPLEMENTATIONS.get(new)
     return load_file(path)
 
 
 def _told_apart(names: list[str]) -> dict[str, str]:
-    """Names after the whole path of their file, each with as much of it as tells several apart.
-
-    Raises:
-        UsageError: they differ in nothing that can be in a name.
-    """
-    every = {}
-    for name in names:
-        path, _, plain = name.rpartition(":")
-        every[name] = plain, re.sub(r"[^\w./-]", "_", str(Path(path).with_suffix(""))).split("/")
-    short = {name: plain for name, (plain, _) in every.items()}
-    for name, (plain, parts) in every.items():
-        others = [of for other, (same, of) in every.items() if same == plain and other != name]
-        tails = (parts[-count:] for count in range(1, len(parts) + 1))
-        tail = next((t for t in tails if t not in [of[-len(t) :] for of in others]), None)
-        if others:
-            short[name] = f"{'/'.join(tail or ())}:{plain}"
-            if not tail or base_name(short[name]) != short[name]:
-                raise UsageError(f"another file registers '{plain}', too; choose another name")
+    """Names after the whole path of their file, each with as much of it as tells several apart."""
+    paths = {n: re.sub("[:,]", "_", n.rpartition(":")[0].removesuffix(".py")) for n in names}
+    short = {}
+    for name, path in paths.items():
+        plain, parts = name.rpartition(":")[2], path.split("/")
+        others = [paths[n] for n in names if n != name and n.rpartition(":")[2] == plain]
+        tails = ("/".join(parts[-count:]) for count in range(1, len(parts) + 1))
+        tail = next(t for t in tails if not any(path.endswith(f"/{t}") for path in others))
+        short[name] = f"{tail}:{plain}" if others else plain
     return short
 
 

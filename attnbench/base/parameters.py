@@ -75,10 +75,7 @@ def base_name(text: str, known: Container[str] = ()) -> str:
 
 
 def meant(text: str, known: Collection[str]) -> list[str]:
-    """What `text` means among names: itself, or `a:mine` and `b:mine` where two files have `mine`.
-
-    With the parameters of `text`; empty where nothing is known by that name.
-    """
+    """What `text` means: itself, or `a:mine` and `b:mine` where two files have `mine`; or none."""
     name = base_name(text, known)
     if name in known:
         return [text]

@@ -296,7 +296,7 @@ def mismatch(axes: Axes, case: Case) -> str | None:
     return f"width {case.width} (--widths) is not a multiple of {known} {flag}"
 
 
-def named(asked: Iterable[str], catalogue: Catalogue) -> list[str]:
+def named(asked: Iterable[str], catalogue: Catalogue, flag: str = "--impls") -> list[str]:
     """What was asked for as cells name it, each once; `performer:features=64..256` is three.
 
     What several files register, and `mine` asks for, is as many.
@@ -309,7 +309,7 @@ def named(asked: Iterable[str], catalogue: Catalogue) -> list[str]:
     names = []
     for text in asked:
         if not (texts := meant(text, known)):
-            raise unknown("implementation", base_name(text), list(known), "--impls")
+            raise unknown("implementation", base_name(text), list(known), flag)
         for one in (one for each in texts for one in _doubled(each, "--impls")):
             name = base_name(one, known)
             parameters = known[name].parameters
@@ -349,7 +349,7 @@ def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[s
         UnknownNameError: one is not; the message gives the nearest.
         UsageError: the options contradict each other, or nothing is left to run.
     """
-    known = [*(info.name for info in catalogue.implementations), *others]
+    known = list(dict.fromkeys([*(info.name for info in catalogue.implementations), *others]))
     for axes in sweeps:
         strange = [base_name(text) for text in axes.impls or () if not meant(text, known)]
         for text in axes.positions:

@@ -245,9 +245,18 @@ def check_versions(
             if base.files:
                 base_environment = theirs.catalogue().environment
         except AttnbenchError as err:
+            if base.is_file:
+                raise UsageError(f"the base: {err}".replace("--impl", "--against")) from err
             failure = Checked(status="error", reason=str(err))
             listener.warned(f"the base does not load: {err}")
-        own = list(dict.fromkeys(itertools.chain(*mine.own, *theirs.own)))
+        after, before = (dict.fromkeys(itertools.chain(*each.own)) for each in (mine, theirs))
+        own = list(after | before)
+        if base.is_file and (alone := sorted(after.keys() ^ before.keys())):
+            own = [name for name in own if name not in alone]
+            if not own:
+                each = f"{base.ref} has {', '.join(before)}; {candidate.ref} has {', '.join(after)}"
+                raise UsageError(f"no implementation is in both files (--against): {each}")
+            listener.warned(f"left out, since one file alone has it: {', '.join(alone)}")
         cells, mismatches = _cells(request.sweeps, catalogue, own)
 
         def check(name: VersionName, numbers: Iterable[int]) -> dict[int, Checked]:
@@ -339,8 +348,7 @@ def _cells(
     absent = dict.fromkeys(n for axes in sweeps for n in axes.impls or () if not meant(n, own))
     if absent:
         raise UsageError(
-            f"{', '.join(absent)} (--impls) is in none of the files that are watched, which"
-            f" register {', '.join(own)}"
+            f"{', '.join(absent)} (--impls) cannot be compared; what can: {', '.join(own)}"
         )
     cells: dict[_Key, Cell] = {}
     mismatches: dict[str, str | None] = {}
