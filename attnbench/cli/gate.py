@@ -52,8 +52,8 @@ _GATE: Rows = (
      " candidate's. Each needs torch ≥ 2.4 and Python ≥ 3.11. Repeatable."),
     impl_files("A file of the repository whose implementations are watched."),
     ("--against", {"metavar": "FILE"},
-     "Compare the one file of --impl with this one, its old version, without git; what both"
-     " register is compared, and pyproject.toml is not read."),
+     "Compare the one file of --impl with this old version of it, in a repository or not: the"
+     " names that both register. pyproject.toml is not read."),
     axes_options(seq_lens="128..1024"),
     ("--threshold", {"metavar": "SHARE", "type": SHARE},
      "The slowdown to be found; less than a third of it is never called one [10% on a CPU, 5% on"
@@ -82,7 +82,7 @@ _GATE: Rows = (
 @click.command()
 @options_of(_GATE)
 def gate(**options: Any) -> None:
-    """Compare the working tree with a commit, or two environments, or two files.
+    """Compare the working tree with a commit, two environments or files.
 
     Correctness, FLOPs and memory are compared first, then time. The base is checked out in a
     temporary folder (TMPDIR), the candidate is the working tree as it is. Both versions are
