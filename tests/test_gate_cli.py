@@ -184,7 +184,7 @@ def test_two_files_are_compared_in_real_rounds_and_decided_again(cli, files, mon
     small = ("--seq-lens", "16", "--heads", "1", "--head-dims", "8", "--name", "r")
     result = cli("gate", "--impl", "new.py", "--against", "../files/old.py", *small)
     assert result.exit_code in (0, 3, 4), result.stderr
-    assert "left out, since one file alone has it: gone, new\n" in result.stderr
+    assert "in one file alone, so left out: gone, new\n" in result.stderr
     run, again = load_gate(Path("results/r")), cli("gate", "--replay", "r")
     assert (run.base.ref, run.candidate.ref) == ("../files/old.py", "new.py")
     assert [cell.impl for cell in run.cells] == ["mine"]

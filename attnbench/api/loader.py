@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import os
 import pkgutil
-import re
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -112,13 +111,14 @@ def load_file(path: str, *, replace: bool = False) -> list[str]:
 
 def _told_apart(names: list[str]) -> dict[str, str]:
     """Names after the whole path of their file, each with as much of it as tells several apart."""
-    paths = {n: re.sub("[:,]", "_", n.rpartition(":")[0].removesuffix(".py")) for n in names}
+    paths = {n: n.rpartition(":")[0].removesuffix(".py") for n in names}
     short = {}
     for name, path in paths.items():
         plain, parts = name.rpartition(":")[2], path.split("/")
         others = [paths[n] for n in names if n != name and n.rpartition(":")[2] == plain]
         tails = ("/".join(parts[-count:]) for count in range(1, len(parts) + 1))
         tail = next(t for t in tails if not any(path.endswith(f"/{t}") for path in others))
+        tail = tail.replace(":", "%3a").replace(",", "%2c")  # which mean something in --impls
         short[name] = f"{tail}:{plain}" if others else plain
     return short
 

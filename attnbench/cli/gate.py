@@ -82,7 +82,7 @@ _GATE: Rows = (
 @click.command()
 @options_of(_GATE)
 def gate(**options: Any) -> None:
-    """Compare the working tree with a commit, two environments or files.
+    """Compare your code with a commit, two environments, or two files.
 
     Correctness, FLOPs and memory are compared first, then time. The base is checked out in a
     temporary folder (TMPDIR), the candidate is the working tree as it is. Both versions are

@@ -256,7 +256,7 @@ def check_versions(
             if not own:
                 each = f"{base.ref} has {', '.join(before)}; {candidate.ref} has {', '.join(after)}"
                 raise UsageError(f"no implementation is in both files (--against): {each}")
-            listener.warned(f"left out, since one file alone has it: {', '.join(alone)}")
+            listener.warned(f"in one file alone, so left out: {', '.join(alone)}")
         cells, mismatches = _cells(request.sweeps, catalogue, own)
 
         def check(name: VersionName, numbers: Iterable[int]) -> dict[int, Checked]:
