@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnbench.base.registry import lacking, require
 from attnbench.version import __version__
 
 if TYPE_CHECKING:
@@ -20,7 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["__version__", "get", "load", "sweep"]
 _NO_SETTINGS = ("files", "replace", "root", "other_root", "python", "lent")  # those of the gate
 if not TYPE_CHECKING:
-    __getattr__ = lacking("attnbench", __all__, "it has")
+
+    def __getattr__(name: str) -> Any:
+        from attnbench.base.registry import lacking  # not of every pytest that has our plugin
+
+        return lacking("attnbench", __all__, "it has")(name)
 
 
 def get(name: str, *, file: str | None = None) -> Callable[..., Any]:
@@ -68,6 +71,7 @@ def sweep(
     Raises:
         UsageError: an axis or a value that makes no sense; nothing was written.
     """
+    from attnbench.base.registry import require
     from attnbench.errors import UsageError
     from attnbench.execution.process import Settings
     from attnbench.execution.session import Listener, SweepRequest

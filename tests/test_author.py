@@ -19,6 +19,7 @@ from attnbench.api import IMPLEMENTATIONS, loader
 from attnbench.cli.sweep import sweep
 from attnbench.errors import UsageError
 from attnbench.execution.store import load_run
+from tests.repositories import kernel, write
 
 # The example of the design, with a body.
 MINE = """\
@@ -48,6 +49,36 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def draw(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     generator = torch.Generator().manual_seed(sum(shape))
     return torch.randn(shape, generator=generator, dtype=dtype)
+
+
+# Several files that register one name.
+
+
+def test_versions_in_several_files_are_swept_resumed_and_shown_side_by_side(
+    cli, assert_refused, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    broken, wider = MINE.replace("softmax(-1)", "gone()"), MINE.replace("scale)", "scale, w=4)")
+    write(tmp_path, a=MINE, v1__kern=broken, v2__kern=wider + kernel("more"))
+    swept = ["sweep", *(f"--impl={name}.py" for name in ("a", "v1/kern", "v2/kern", "./a"))]
+    sizes = "--seq-lens 8,16 --heads 2 --head-dims 8 --ceilings none --max-time 0.01 --device cpu"
+    asked = ("--name", "r", "--min-time", "0.001", "--impls", "naive,mine,v2/kern:mine:w=2..4")
+    assert cli(*swept, *sizes.split(), *asked).exit_code == 0
+    records = tmp_path / "results" / "r" / "records.jsonl"
+    records.write_bytes(b"".join(records.read_bytes().splitlines(keepends=True)[:3]))
+    assert [cli(*of.split(), "r").exit_code for of in ("sweep --resume", "report", "export")] == [
+        0, 0, 0
+    ]  # fmt: skip
+    table = attnbench.load("r")
+    right = {"naive", "a:mine", "v2/kern:mine", "v2/kern:mine:2"}
+    assert set(table["impl"][table["status"] == "ok"]) == right
+    assert set(table["impl"][table["status"] == "error"]) == {"v1/kern:mine"}
+    assert (len(table), set(table["family"])) == (10, {"exact"})
+    listed = cli("list", *swept[1:]).stdout.split()
+    assert {"a:mine", "v1/kern:mine", "v2/kern:mine", "more"} < {*listed} - {"mine"}
+    wrong = cli(*swept, "--impls", "a:mein", "--name", "q")
+    assert_refused(wrong, "'a:mein' (--impls), did you mean 'a:mine'?")
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["r"]
 
 
 # From Python.

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attnbench.errors import StoreError, WorkerError
-from attnbench.gate.decide.data import GateRun
+from attnbench.gate.decide.data import GateRun, Rules
 from attnbench.gate.decide.stored import load_gate
+from attnbench.gate.decide.verdict import decide
 from attnbench.gate.run.measuring import GateListener, GateRequest
 from attnbench.planning.plan import Axes
+from attnbench.report.gate import texts
 from tests import gate_runs, repositories
 from tests.gate_runs import a_run
-from tests.repositories import commit, git, kernel
+from tests.repositories import commit, git, kernel, write
 
 TABLE = "[tool.attnbench.gate]\nfiles = 'a.py'\n"
 KINDS = gate_runs.the_kinds()
@@ -160,6 +163,53 @@ def test_a_disk_that_is_full_in_the_end_hides_no_verdict(cli, imagined, monkeypa
     assert result.exit_code == 2
     assert "regressed" in result.stdout
     assert "Error: cannot write" in result.stderr
+
+
+# Two files, without git.
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder outside of any repository, in which the command runs, with versions of a file."""
+    folder = tmp_path / "files"
+    old, new = (f"import beside\n{kernel()}{kernel(name)}" for name in ("gone", "new"))
+    write(folder, old=old, new=new, beside="", bad="def (", apart=kernel("apart"))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_two_files_are_compared_in_real_rounds_and_decided_again(cli, files, monkeypatch):
+    brief = partial(Rules, screen_rounds=1, looks=(1,))  # too few to call anything slower
+    monkeypatch.setattr("attnbench.gate.run.watched.Rules", brief)
+    small = ("--seq-lens", "16", "--heads", "1", "--head-dims", "8", "--name", "r")
+    result = cli("gate", "--impl", "new.py", "--against", "../files/old.py", *small)
+    assert result.exit_code in (0, 3, 4), result.stderr
+    assert "in one file alone, so left out: gone, new\n" in result.stderr
+    run, again = load_gate(Path("results/r")), cli("gate", "--replay", "r")
+    assert (run.base.ref, run.candidate.ref) == ("../files/old.py", "new.py")
+    assert [cell.impl for cell in run.cells] == ["mine"]
+    assert {"base", "candidate", "null"} < {each for of in run.rounds for each in of.samples[0]}
+    assert again.exit_code == result.exit_code
+    page, words = (Path(f"results/r/gate.{kind}").read_text() for kind in ("html", "md"))
+    for text in (result.stdout, result.stderr, again.stdout, page, words):
+        assert "base: ../files/old.py" in text
+        assert "candidate: new.py" in text
+    slower = replace(KINDS["regressed"], base=run.base, candidate=run.candidate)
+    old, new = texts.profiles(slower, decide(slower))[:2]
+    assert (old.endswith(" --impl ../files/old.py"), new.endswith(" --impl new.py")) == (True, True)
+
+
+@pytest.mark.parametrize(("given", "says"), [
+    ("--impl new.py --against gone.py", "no file gone.py in {} (--against)"),
+    ("--impl gone.py --against old.py", "no file gone.py in {} (--impl)"),
+    ("--against old.py", "--against takes one --impl, the new version of old.py; got 0"),
+    ("--impl new.py --against old.py --base main", "--against compares two files; remove --base"),
+    ("--impl new.py --against bad.py", "bad.py does not import (--against): SyntaxError"),
+    ("--impl new.py --against apart.py", "(--against): apart.py has apart; new.py has mine, new"),
+])  # fmt: skip
+def test_two_files_that_cannot_be_compared_are_one_line(cli, assert_refused, files, given, says):
+    assert_refused(cli("gate", "--quiet", *given.split()), says.format(files))
+    assert not (files / "results").exists()
 
 
 # What is stored.

@@ -73,9 +73,11 @@ def test_a_file_replaces_an_installed_namesake_where_that_is_asked_for(tmp_path)
         assert load_file(str(tmp_path / "own.py"), replace=True) == ["naive"]
         assert IMPLEMENTATIONS.get("naive").file == str(tmp_path / "own.py")
         assert IMPLEMENTATIONS.names() == list(before)
-        for name in ("two", "three"):
-            with pytest.raises(UsageError, match="already registered"):
-                load_file(str(tmp_path / f"{name}.py"), replace=True)
+        assert load_file(str(tmp_path / "two.py"), replace=True) == ["two:naive"]
+        assert load_file(str(tmp_path / "own.py"), replace=True) == ["own:naive"]
+        with pytest.raises(UsageError, match="'mine' is already registered"):
+            load_file(str(tmp_path / "three.py"), replace=True)
+        assert IMPLEMENTATIONS.names()[-1] == "two:naive"
     finally:
         IMPLEMENTATIONS._items = before
 

@@ -13,7 +13,7 @@ DECLARED = {
 
 
 def read(text: str) -> tuple[str, dict[str, object]]:
-    name, values = read_parameters(text, DECLARED, "implementation", "--impls")
+    name, values = read_parameters(text, "it", DECLARED, "implementation", "--impls")
     return name, dict(values)
 
 

@@ -6,12 +6,12 @@ import contextlib
 import warnings
 from collections.abc import Callable
 from functools import cache, lru_cache
-from pathlib import Path
 
 import torch
 
 from attnbench.api import AttentionCall, implementation
 from attnbench.api.loader import load_built_in, load_entry_points, load_file
+from attnbench.base.parameters import meant
 from attnbench.base.registry import with_known_arguments
 from attnbench.errors import UsageError
 from attnbench.schema.case import DTYPE_BYTES, Case, parse_mask
@@ -19,11 +19,8 @@ from attnbench.theory.traits import impossible
 
 
 @cache
-def _load(file: Path | None = None) -> None:
-    """Load what is installed, or a user's file, once."""
-    if file is not None:
-        load_file(str(file))
-        return
+def _load() -> None:
+    """Load what is installed, once."""
     load_built_in()
     for failure in load_entry_points():
         warnings.warn(failure, stacklevel=3)
@@ -35,16 +32,15 @@ def get(name: str, *, file: str | None = None) -> Callable[..., torch.Tensor]:
     q is (B, H, L, D), k is (B, G, S, D), v is (B, G, S, V), all of one dtype on one device; the
     result is (B, H, L, V). Causal means bottom-right: query i sees keys 0 … i + S − L. `scale`
     multiplies the scores, 1/√D unless given. What an implementation prepares is kept for the
-    next call with the same sizes. `file` loads a file of yours first.
+    next call with the same sizes. `file` loads a file of yours first, whose `name` it is.
 
     Raises:
         UnknownNameError: no such implementation; the message names the nearest.
         UsageError: shapes that do not fit, or a case that the implementation cannot take.
     """
     _load()
-    if file is not None:
-        _load(Path(file).resolve())
-    impl = implementation(name)
+    names = load_file(str(file)) if file is not None else []
+    impl = implementation(next(iter(meant(name, names)), name))
 
     @lru_cache(maxsize=32)
     def built(case: Case, device: torch.device) -> AttentionCall:

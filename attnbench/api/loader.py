@@ -8,7 +8,7 @@ import os
 import pkgutil
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -23,8 +23,8 @@ ENTRY_POINTS = "attnbench.impls"
 # What measures belongs to neither version, even where it is installed from one of them.
 _HARNESS = ("attnbench", BUILT_IN, "__main__", "__mp_main__")
 _INSTALLED = {"site-packages", "dist-packages"}  # the folders of packages in an environment
-# What users' files have registered: everything else is installed, and can be replaced.
-_OF_FILES: dict[str, Implementation] = {}
+# What users' files have registered, and which file: all else is installed, and can be replaced.
+_OF_FILES: dict[str, tuple[Path, Implementation]] = {}
 
 
 def load_built_in() -> None:
@@ -64,10 +64,10 @@ def load_entry_points() -> list[str]:
 
 
 def load_file(path: str, *, replace: bool = False) -> list[str]:
-    """Import a user's file and return the names it registered.
+    """Import a user's file, once, and return its implementations as they are called now.
 
-    With `replace` they may be those of installed implementations, built-in or not, whose place
-    they take; a name that another of the user's files has registered is taken all the same.
+    A name that several files register is told apart in all of them, as `a:mine` and `b:mine`. With
+    `replace` they may be those of installed ones, built-in or not, whose place they take.
 
     Raises:
         UsageError: the file is missing, does not import, registers nothing or a taken name.
@@ -77,31 +77,53 @@ def load_file(path: str, *, replace: bool = False) -> list[str]:
         what = "is a folder: name its files" if file.is_dir() else "does not exist"
         raise UsageError(f"{path} {what} (--impl)")
     before = dict(IMPLEMENTATIONS.items())
-    installed = [name for name, item in before.items() if _OF_FILES.get(name) is not item]
+    own = {name: of for name, (of, item) in _OF_FILES.items() if before.get(name) is item}
+    if file in own.values():
+        return [name for name, of in own.items() if of == file]
+    aside = {name: f"{of}:{name.rpartition(':')[2]}" for name, of in own.items()}
+    installed = before.keys() - own.keys() if replace else ()
     try:
-        with IMPLEMENTATIONS.changed_as_one(replaceable=installed if replace else ()):
+        with IMPLEMENTATIONS.changed_as_one(replaceable=installed):
+            IMPLEMENTATIONS.rename(aside)
+            there = dict(IMPLEMENTATIONS.items())
             # As `python file.py` does, so that the file can import its neighbours.
             sys.path.insert(0, str(file.parent))
-            name = f"attnbench_user_{file.stem}"
+            module = f"attnbench_user_{file.stem}"
             # Another file of that name, in another folder, may be there already.
-            _import(name if name not in sys.modules else f"{name}_{len(sys.modules)}", file)
+            _import(module if module not in sys.modules else f"{module}_{len(sys.modules)}", file)
+            found = [n for n, item in IMPLEMENTATIONS.items() if there.get(n) is not item]
+            full = {f"{file}:{name}": name for name in found}
+            apart = _told_apart([*aside.values(), *full])
+            IMPLEMENTATIONS.rename({full.get(old, old): new for old, new in apart.items()})
     except AttnbenchError as err:
         raise UsageError(f"{path} (--impl): {err}") from err
     except (Exception, SystemExit) as err:
         raise UsageError(f"{path} does not import (--impl): {_line(err)}") from err
-    registered = {
-        name: item for name, item in IMPLEMENTATIONS.items() if before.get(name) is not item
-    }
-    if not registered:
+    if not found:
         raise UsageError(
             f"{path} registers no implementation (--impl); decorate a function with"
             ' @attention("name") from attnbench.api'
         )
-    _OF_FILES.update(registered)
-    return list(registered)
+    for old, new in apart.items():
+        _OF_FILES[new] = Path(old.rpartition(":")[0]), IMPLEMENTATIONS.get(new)
+    return load_file(path)
 
 
-def load_side(files: Iterable[str], root: str, other_root: str | None = None) -> list[str]:
+def _told_apart(names: list[str]) -> dict[str, str]:
+    """Names after the whole path of their file, each with as much of it as tells several apart."""
+    paths = {n: n.rpartition(":")[0].removesuffix(".py") for n in names}
+    short = {}
+    for name, path in paths.items():
+        plain, parts = name.rpartition(":")[2], path.split("/")
+        others = [paths[n] for n in names if n != name and n.rpartition(":")[2] == plain]
+        tails = ("/".join(parts[-count:]) for count in range(1, len(parts) + 1))
+        tail = next(t for t in tails if not any(path.endswith(f"/{t}") for path in others))
+        tail = tail.replace(":", "%3a").replace(",", "%2c")  # which mean something in --impls
+        short[name] = f"{tail}:{plain}" if others else plain
+    return short
+
+
+def load_side(files: Sequence[str], root: str, other_root: str | None = None) -> list[str]:
     """Import the files of one of two versions of a repository; return the names they register.
 
     For a process that serves this version alone: it works in `root`, leaves no bytecode there, and
@@ -124,14 +146,13 @@ def load_side(files: Iterable[str], root: str, other_root: str | None = None) ->
         entries.append(entry)
     sys.path[:] = list(dict.fromkeys(entries))
     importlib.invalidate_caches()
-    names: list[str] = []
     for file in files:
         if not Path(file).resolve().is_relative_to(here):
             raise UsageError(f"{file} (--impl) is not in {root}, the version to be loaded")
-        names += load_file(file, replace=True)
+        load_file(file, replace=True)
         if other is not None:
             refuse_other_version(file, here, other)
-    return names
+    return [name for file in files for name in load_file(file)]
 
 
 def refuse_other_version(file: str, root: Path, other: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Container, Mapping
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -62,9 +63,23 @@ class Parametric(Protocol):
 T = TypeVar("T", bound=Parametric)
 
 
-def base_name(text: str) -> str:
-    """The name without its parameters."""
-    return text.partition(":")[0]
+def base_name(text: str, known: Container[str] = ()) -> str:
+    """The name without its parameters; what several files call `mine` is `a:mine` and `b:mine`.
+
+    Where only the first part is `known`, the second is a parameter's, however it looks.
+    """
+    first, second = f"{text}:".split(":")[:2]
+    is_value = "=" in second or not re.search(r"^[^\W\d]|[^\W\de]", second)  # a number has an e
+    whole = first if is_value else f"{first}:{second}"
+    return first if first in known and whole not in known else whole
+
+
+def meant(text: str, known: Collection[str]) -> list[str]:
+    """What `text` means: itself, or `a:mine` and `b:mine` where two files have `mine`; or none."""
+    name = base_name(text, known)
+    if name in known:
+        return [text]
+    return [full + text[len(name) :] for full in known if full.partition(":")[2] == name]
 
 
 def read_name(text: str, registry: Registry[T]) -> tuple[str, T, Values]:
@@ -74,15 +89,16 @@ def read_name(text: str, registry: Registry[T]) -> tuple[str, T, Values]:
         UnknownNameError: nothing is registered under the name.
         UsageError: as `read_parameters`.
     """
-    item = registry.get(base_name(text))
-    name, values = read_parameters(text, item.parameters, registry.kind, registry.flag)
-    return name, item, values
+    name = base_name(text, registry)
+    item = registry.get(name)
+    short, values = read_parameters(text, name, item.parameters, registry.kind, registry.flag)
+    return short, item, values
 
 
 def read_parameters(
-    text: str, declared: Mapping[str, Parameter], kind: str, flag: str
+    text: str, name: str, declared: Mapping[str, Parameter], kind: str, flag: str
 ) -> tuple[str, Values]:
-    """Read `name:key=value:…` and return the name as it is written shortest, and every value.
+    """Read `name:key=value:…` of this `name`; the text as it is shortest, and every value.
 
     A value without a key is that of the first parameter. `kind` and `flag` are for messages.
     Parameters at their default are left out of the name, so that one thing has one name.
@@ -90,9 +106,8 @@ def read_parameters(
     Raises:
         UsageError: a parameter that is unknown, given twice, missing, or not in its range.
     """
-    name, *parts = text.split(":")
     given: Values = {}
-    for number, part in enumerate(parts):
+    for number, part in enumerate(text[len(name) :].split(":")[1:]):
         key, equals, value = part.partition("=")
         if not equals and not number:
             key, value = next(iter(declared), ""), key

@@ -8,7 +8,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
 
@@ -50,7 +50,9 @@ def lacking(whole: str, known: Iterable[str], parts: str) -> Callable[..., Any]:
         *owner, name = owner_and_name
         if owner and hasattr(type(owner[0]), name):  # a property of its own raised
             object.__getattribute__(owner[0], name)
-        from_import = sys._getframe(1).f_code.co_name == "_handle_fromlist"
+        caller = sys._getframe(1)
+        callers = [frame.f_code.co_name for frame in (caller, caller.f_back) if frame]
+        from_import = "_handle_fromlist" in callers
         error = ImportError if from_import and not find_spec(f"{whole}.{name}") else AttributeError
         raise error(_lacks(f"{whole} has no", name, known, parts), name=name)
 
@@ -116,6 +118,10 @@ class Registry(Generic[T]):
     def remove(self, name: str) -> None:
         """Forget `name`; for tests and for files that replace an installed namesake."""
         self._items.pop(name, None)
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Call items otherwise, each in its place; no two of them the same."""
+        self._items = {names.get(name, name): item for name, item in self._items.items()}
 
     @contextlib.contextmanager
     def changed_as_one(self, replaceable: Iterable[str] = ()) -> Iterator[None]:

@@ -51,6 +51,9 @@ _GATE: Rows = (
      "Compare two environments: the interpreter (or folder) of the base's, then of the"
      " candidate's. Each needs torch ≥ 2.4 and Python ≥ 3.11. Repeatable."),
     impl_files("A file of the repository whose implementations are watched."),
+    ("--against", {"metavar": "FILE"},
+     "Compare the one file of --impl with this old version of it, in a repository or not: the"
+     " names that both register. pyproject.toml is not read."),
     axes_options(seq_lens="128..1024"),
     ("--threshold", {"metavar": "SHARE", "type": SHARE},
      "The slowdown to be found; less than a third of it is never called one [10% on a CPU, 5% on"
@@ -79,7 +82,7 @@ _GATE: Rows = (
 @click.command()
 @options_of(_GATE)
 def gate(**options: Any) -> None:
-    """Compare the working tree with a commit, or two environments.
+    """Compare your code with a commit, two environments, or two files.
 
     Correctness, FLOPs and memory are compared first, then time. The base is checked out in a
     temporary folder (TMPDIR), the candidate is the working tree as it is. Both versions are
@@ -98,6 +101,8 @@ def gate(**options: Any) -> None:
     others = [flag for name, flag in typed.items() if name not in _WITH_REPLAY]
     if "replay" in typed and others:
         raise UsageError(f"--replay decides again from what is stored; remove {', '.join(others)}")
+    if "against" in typed and (others := [typed[n] for n in ("base", "pythons") if n in typed]):
+        raise UsageError(f"--against compares two files; remove {' and '.join(others)}")
     try:
         code = (replay if "replay" in typed else compare)(options)
     except AttnbenchError as err:
@@ -112,43 +117,52 @@ def gate(**options: Any) -> None:
 
 
 def compare(options: dict[str, Any]) -> ExitCode:
-    """Two versions or environments; the exit code that says what was found.
+    """Two versions, environments or files; the exit code that says what was found.
 
     Raises:
         UsageError: not two environments, or what they are compared by cannot be right.
     """
+    from attnbench.cli.progress import GateDisplay
+    from attnbench.gate.decide.stored import result_folder
     from attnbench.gate.run.environments import find_environment
 
-    pythons = options["pythons"]
-    if not pythons:
-        return _compared(options, None).exit_code
-    if len(pythons) != 2:
+    pythons, environments = options["pythons"], None
+    if len(pythons) not in (0, 2):
         raise UsageError(
             f"{counted(len(pythons), 'environment')} given (--python): two are compared, the"
             f" base's first; this one is {sys.executable}"
         )
-    if sys.stderr.isatty() and not options["quiet"]:
-        say(f"asking {' and '.join(pythons)} for their torch", err=True)
-    both = find_environment(pythons[0]), find_environment(pythons[1])
-    return _compared(options, both).exit_code
+    if pythons:
+        if sys.stderr.isatty() and not options["quiet"]:
+            say(f"asking {' and '.join(pythons)} for their torch", err=True)
+        environments = find_environment(pythons[0]), find_environment(pythons[1])
+    asked = _asked(options, environments)
+    with GateDisplay(quiet=options["quiet"]) as display:
+        for words in _introduced(asked):
+            display.say(words)
+        told = partial(say, err=True)
+        with result_folder(options["output"], options["name"], told) as folder:
+            run = _measured(asked, options, display, folder)
+            display.close()
+            return _finish(run, folder, options["quiet"]).exit_code
 
 
-def _compared(
+def _asked(
     options: dict[str, Any], environments: tuple[Environment, Environment] | None
-) -> Outcome:
-    """Two versions, two environments or both, measured interleaved; what was decided."""
-    from attnbench.cli.progress import GateDisplay
-    from attnbench.gate.decide.stored import result_folder
+) -> Comparison:
+    """What is compared: two versions, two environments, both, or two files."""
     from attnbench.gate.run import git
-    from attnbench.gate.run.watched import comparison, of_built_in, surveyed, watched
+    from attnbench.gate.run.watched import comparison, of_built_in, of_files, surveyed, watched
 
     flags = {
         name: options[name]
         for name in (*AXIS_FIELDS, *_SETTINGS)
         if options[name] not in (None, ())
     }
-    # Between environments no repository is needed: the code is the same.
     here = Path.cwd()
+    if options["against"] is not None:
+        return of_files(here, options["against"], flags)
+    # Between environments no repository is needed: the code is the same.
     root = here if environments and not git.is_committed(here) else git.repository(here)
     table = read_table(root)
     if environments and not {"files"} & (flags.keys() | table.keys()):
@@ -157,22 +171,13 @@ def _compared(
         root, flags = of_built_in(known, flags)
         table = {}
     found = watched(root, here, table, flags)
-    asked = comparison(root, found, options["output"].resolve(), environments)
-    with GateDisplay(quiet=options["quiet"]) as display:
-        for words in _introduced(asked):
-            display.say(words)
-        told = partial(say, err=True)
-        with result_folder(options["output"], options["name"], told) as folder:
-            run = _measured(asked, options, display, folder)
-            display.close()
-            return _finish(run, folder, options["quiet"])
+    return comparison(root, found, options["output"].resolve(), environments)
 
 
 def _introduced(asked: Comparison) -> list[str]:
     """What is compared with what, before anything is measured."""
-    base, candidate = [], []
-    if asked.environments:
-        base, candidate = ([each.label] for each in asked.environments)
+    both = asked.versions or [each.label for each in asked.environments or ()]
+    base, candidate = list(both[:1]), list(both[1:])
     if asked.base:
         base.append(f"{asked.base.ref} at {asked.base.commit[:10]}, {asked.base.words}")
         on_top = asked.changes or "nothing changed"

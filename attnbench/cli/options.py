@@ -184,7 +184,8 @@ def impl_files(
 ) -> Option:
     """`--impl FILE`, as often as wanted; one named twice counts once."""
     return click.option(
-        "--impl", "files", multiple=True, metavar="FILE", help=f"{text} Repeatable.",
+        "--impl", "files", multiple=True, metavar="FILE",
+        help=f"{text} Repeatable; a name that two files register becomes a:NAME and b:NAME.",
         callback=lambda _context, _option, files: tuple(dict.fromkeys(files)),
     )  # fmt: skip
 

@@ -118,9 +118,10 @@ def report(run: str, output: Path, baseline: str | None) -> None:
     ("--to", {"type": PATH}, "A file [standard output]."),
 ))  # fmt: skip
 def export(run: str, output: Path, kind: str, to: Path | None, **chosen: Any) -> None:
-    """Write the table of a run, one row for each cell, the fastest of a case first.
+    """Write the table of a run, one row for each cell.
 
-    RUN is a folder, a name, `latest` or `previous`. What is unknown is null, never 0.
+    The fastest of a case comes first. RUN is a folder, a name, `latest` or `previous`. Unknown
+    values are null, not 0.
     """
     from attnbench.analysis import table
     from attnbench.execution.store import find_run
@@ -269,7 +270,10 @@ def _pages() -> dict[str, Path]:
     shell_complete=lambda _context, _topic, text: [x for x in _pages() if x.startswith(text)],
 )  # fmt: skip
 def docs(topic: str | None) -> None:
-    """Print a page of the documentation; without a TOPIC list the pages."""
+    """Print a page of the documentation.
+
+    Without a TOPIC list the pages.
+    """
     pages = _pages()
     if topic is None:
         for name, file in pages.items():

@@ -11,8 +11,6 @@ from typing import Any
 
 from msgspec.structs import replace as altered
 
-from attnbench.base.parameters import base_name
-from attnbench.base.registry import require
 from attnbench.errors import AttnbenchError, ExitCode, UsageError
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
@@ -114,9 +112,7 @@ def profile_subject(
 
 def _one(text: str, catalogue: Catalogue) -> str:
     """The implementation as cells name it."""
-    known = [info.name for info in catalogue.implementations]
-    require("implementation", [base_name(text)], known)
-    names = named([text], catalogue)
+    names = named([text], catalogue, flag="")
     if len(names) > 1:
         raise UsageError(f"{text} is {len(names)} implementations; name one: {names[0]}")
     return names[0]

@@ -8,7 +8,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping, 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from attnbench.base.parameters import base_name, read_name, read_parameters
+from attnbench.base.parameters import base_name, meant, read_name, read_parameters
 from attnbench.base.registry import Registry, require
 from attnbench.base.units import parse_sizes
 from attnbench.errors import UsageError
@@ -296,8 +296,10 @@ def mismatch(axes: Axes, case: Case) -> str | None:
     return f"width {case.width} (--widths) is not a multiple of {known} {flag}"
 
 
-def named(asked: Iterable[str], catalogue: Catalogue) -> list[str]:
+def named(asked: Iterable[str], catalogue: Catalogue, flag: str = "--impls") -> list[str]:
     """What was asked for as cells name it, each once; `performer:features=64..256` is three.
+
+    What several files register, and `mine` asks for, is as many.
 
     Raises:
         UnknownNameError: a name that the catalogue does not have.
@@ -306,12 +308,12 @@ def named(asked: Iterable[str], catalogue: Catalogue) -> list[str]:
     known = {info.name: info for info in catalogue.implementations}
     names = []
     for text in asked:
-        require("implementation", [base_name(text)], known, "--impls")
-        parameters = known[base_name(text)].parameters
-        names += [
-            read_parameters(one, parameters, "implementation", "--impls")[0]
-            for one in _doubled(text, "--impls")
-        ]
+        if not (texts := meant(text, known)):
+            require("implementation", [base_name(text)], known, flag)
+        for one in (one for each in texts for one in _doubled(each, "--impls")):
+            name = base_name(one, known)
+            parameters = known[name].parameters
+            names.append(read_parameters(one, name, parameters, "implementation", "--impls")[0])
     return list(dict.fromkeys(names))
 
 
@@ -347,12 +349,13 @@ def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[s
         UnknownNameError: one is not; the message gives the nearest.
         UsageError: the options contradict each other, or nothing is left to run.
     """
-    known = [*(info.name for info in catalogue.implementations), *others]
+    known = list(dict.fromkeys([*(info.name for info in catalogue.implementations), *others]))
     for axes in sweeps:
+        strange = [base_name(text) for text in axes.impls or () if not meant(text, known)]
         for text in axes.positions:
             parse_position(text)
         require("workload", [axes.workload], catalogue.workloads, "--workload")
-        require("implementation", map(base_name, axes.impls or ()), known, "--impls")
+        require("implementation", strange, known, "--impls")
         for axis, registry in _PARAMETRIC.items():
             spelled(getattr(axes, axis) or (), registry)
         for name in OPTIONAL_AXES:
@@ -387,8 +390,8 @@ def chosen(asked: Collection[str], own: Iterable[Collection[str]]) -> list[str]:
 
     `own` are the names that each of the user's files registered.
     """
-    names, asked_for = dict.fromkeys(asked), set(map(base_name, asked))
-    return [*names, *(name for file in own if not asked_for & set(file) for name in file)]
+    left = (names for names in own if not any(meant(text, names) for text in asked))
+    return [*dict.fromkeys(asked), *itertools.chain(*left)]
 
 
 def overridden(sweeps: Sequence[Axes], given: Mapping[str, Any]) -> tuple[Axes, ...]:

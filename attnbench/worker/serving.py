@@ -111,11 +111,10 @@ def _load(config: WorkerConfig) -> tuple[list[str], list[tuple[str, ...]]]:
         adopt(folder=True)
         return _put_back(", ".join(config.files)), names
     warnings = load_entry_points() + _put_back("an installed package")
-    names = []
     for file in config.files:
-        names.append(tuple(load_file(file, replace=config.replace)))
+        load_file(file, replace=config.replace)
         warnings += _put_back(file)
-    return warnings, names
+    return warnings, [tuple(load_file(file)) for file in config.files]  # as they are called now
 
 
 def _put_back(who: str) -> list[str]:

@@ -120,6 +120,11 @@ class Version:
     dirty: bool = False
     environment: Environment | None = None
 
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file by itself, of no repository (`--against`)."""
+        return self.ref is not None and self.commit is None
+
 
 class ExactMetrics(TypedDict, total=False):
     """The metrics of a record that repeat exactly; None is unknown."""

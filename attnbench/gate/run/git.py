@@ -40,7 +40,7 @@ def repository(folder: Path) -> Path:
     if found.returncode:
         remedy = ""
         if "not a git repository" in found.stderr:
-            remedy = "; make one: git init && git add . && git commit"
+            remedy = "; make one: git init && git add . && git commit, or use --against OLD_FILE"
         elif command := re.search(r"git config .*safe\.directory.*", found.stderr):
             remedy = f"; trust it: {command.group()}"  # it is another user's
         raise UsageError(

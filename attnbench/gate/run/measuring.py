@@ -19,7 +19,7 @@ from msgspec import structs
 
 from attnbench.base.files import digest
 from attnbench.base.guard import guarded
-from attnbench.base.parameters import base_name
+from attnbench.base.parameters import meant
 from attnbench.base.units import counted
 from attnbench.errors import AttnbenchError, StoreError, UsageError, WorkerError
 from attnbench.execution.process import Settings
@@ -245,9 +245,18 @@ def check_versions(
             if base.files:
                 base_environment = theirs.catalogue().environment
         except AttnbenchError as err:
+            if base.is_file:
+                raise UsageError(f"the base: {err}".replace("--impl", "--against")) from err
             failure = Checked(status="error", reason=str(err))
             listener.warned(f"the base does not load: {err}")
-        own = list(dict.fromkeys(itertools.chain(*mine.own, *theirs.own)))
+        after, before = (dict.fromkeys(itertools.chain(*each.own)) for each in (mine, theirs))
+        own = list(after | before)
+        if base.is_file and (alone := sorted(after.keys() ^ before.keys())):
+            own = [name for name in own if name not in alone]
+            if not own:
+                each = f"{base.ref} has {', '.join(before)}; {candidate.ref} has {', '.join(after)}"
+                raise UsageError(f"no implementation is in both files (--against): {each}")
+            listener.warned(f"in one file alone, so left out: {', '.join(alone)}")
         cells, mismatches = _cells(request.sweeps, catalogue, own)
 
         def check(name: VersionName, numbers: Iterable[int]) -> dict[int, Checked]:
@@ -336,13 +345,10 @@ def _cells(
     And by the id of a case why it makes no sense, or None.
     """
     check_names(sweeps, catalogue, own)
-    absent = dict.fromkeys(
-        n for axes in sweeps for n in axes.impls or () if base_name(n) not in own
-    )
+    absent = dict.fromkeys(n for axes in sweeps for n in axes.impls or () if not meant(n, own))
     if absent:
         raise UsageError(
-            f"{', '.join(absent)} (--impls) is in none of the files that are watched, which"
-            f" register {', '.join(own)}"
+            f"{', '.join(absent)} (--impls) cannot be compared; what can: {', '.join(own)}"
         )
     cells: dict[_Key, Cell] = {}
     mismatches: dict[str, str | None] = {}
@@ -350,7 +356,7 @@ def _cells(
         for case in expand(axes, catalogue.device):
             why = impossible(case) or mismatch(axes, case)
             mismatches[case.case_id] = why and mismatches.get(case.case_id, why)  # in every sweep
-            for name in axes.impls or own:
+            for name in (n for text in axes.impls or own for n in meant(text, own)):
                 cells[case.case_id, name] = Cell(case=case, impl=name)
     if not cells or all(mismatches.values()):
         raise UsageError(next(filter(None, mismatches.values()), "there is nothing to watch"))

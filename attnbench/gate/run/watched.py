@@ -55,7 +55,8 @@ class Comparison:
 
     `changes` says what is uncommitted, and is empty where nothing is. Of two `environments` the
     first runs the base, the second the candidate; the code may then be the same, without a `base`,
-    and `head` unknown where no repository holds it.
+    and `head` unknown where no repository holds it. Of two `versions` of a file, as they were
+    given, the first is the base.
     """
 
     root: Path
@@ -64,6 +65,7 @@ class Comparison:
     base: git.Base | None
     watched: Watched
     environments: tuple[Environment, Environment] | None = None
+    versions: tuple[str, str] | None = None
 
     def missing(self, tree: Path) -> list[str]:
         """The watched files that the base, checked out in `tree`, has not."""
@@ -87,6 +89,10 @@ class Comparison:
             own = tuple(str(tree / file) for file in files if file not in missing)
             ref, commit = self.base.ref, self.base.commit
             base = Version(name="base", root=str(tree), files=own, ref=ref, commit=commit)
+        if self.versions is not None:
+            old, candidate = Path(self.versions[0]), replace(candidate, ref=self.versions[1])
+            own, ref = (str(old.resolve()),), self.versions[0]
+            base = Version(name="base", root=str(old.resolve().parent), files=own, ref=ref)
         before, after = self.environments or (None, None)
         return GateRequest(
             base=replace(base, environment=before), candidate=replace(candidate, environment=after),
@@ -124,6 +130,23 @@ def comparison(
     )
 
 
+def of_files(folder: Path, old: str, flags: Mapping[str, Any]) -> Comparison:
+    """The one file of the flags against `old`; both are looked up in `folder`, without git.
+
+    Raises:
+        UsageError: a file is not there, or not one is given; a value that cannot be right.
+    """
+    new = flags.get("files", ())
+    if len(new) != 1:
+        raise UsageError(f"--against takes one --impl, the new version of {old}; got {len(new)}")
+    root, other = ((folder / file).resolve().parent for file in (*new, old))
+    _file(old, other, (folder,), "--against")
+    found = watched(root, folder, {}, flags)
+    return Comparison(
+        root=root, head=None, changes="", base=None, watched=found, versions=(old, *new)
+    )
+
+
 def surveyed(asked: str, environment: Environment | None = None) -> tuple[str, dict[str, str]]:
     """The device that `auto` means, and the files of the built-in implementations by name.
 
@@ -151,7 +174,7 @@ def of_built_in(known: Mapping[str, str], flags: Mapping[str, Any]) -> tuple[Pat
         UsageError: there is no such implementation.
     """
     names = flags.get("impls") or _COMPARED
-    require("implementation", map(base_name, names), known, "--impls")
+    require("implementation", [base_name(text, known) for text in names], known, "--impls")
     folder = built_in_folder()
     files = dict.fromkeys(str(folder / Path(known[base_name(name)]).name) for name in names)
     return folder, {**flags, "impls": names, "files": tuple(files)}
@@ -227,7 +250,7 @@ def _file(text: str, root: Path, folders: Iterable[Path], named: str = "--impl")
     paths = (folder / text for folder in folders)
     found = next((path for path in paths if os.path.isfile(path)), None)  # False if too long a name
     if found is None:
-        raise UsageError(f"no file {text} in the working tree {root} ({named})")
+        raise UsageError(f"no file {text} in {root} ({named})")
     path = found.resolve()
     if not path.is_relative_to(root):
         why = f"({named}), so that no base has it; name a file in it"

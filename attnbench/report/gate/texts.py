@@ -195,7 +195,7 @@ def _version(of: Version, other: Version) -> str:
     commit = (of.commit or "")[:10]
     if of.ref is not None:
         named = commit.startswith(of.ref[:10])
-        words = of.ref[:10] if named else f"{of.ref} ({commit})"
+        words = of.ref[:10] if named else f"{of.ref} ({commit})" if commit else of.ref
     else:
         words = f"the working tree at {commit}" if commit else f"the files in {of.root}"
     where = f"{of.environment.label}; " if of.environment else ""
@@ -293,6 +293,7 @@ def profiles(run: GateRun, outcome: Outcome) -> list[str]:
         own += ["--base", run.base.commit[:12]]
         for file in run.candidate.files:
             own += ["--impl", os.path.relpath(file, run.candidate.root)]
+    files = [["--impl", str(version.ref)] for version in (run.base, run.candidate)]
     changed = [
         row
         for row in outcome.rows
@@ -300,8 +301,9 @@ def profiles(run: GateRun, outcome: Outcome) -> list[str]:
     ]
     changed.sort(key=lambda row: -abs(math.log(row.ratio or 1.0)))
     return [
-        flat(f"{profile_command(row.cell.case, row.cell.impl)} {shlex.join(own)}".rstrip())
+        flat(f"{profile_command(row.cell.case, row.cell.impl)} {shlex.join(flags)}".rstrip())
         for row in changed[:MOST_PROFILES]
+        for flags in (files if run.base.is_file else [own])
         if isinstance(row.cell, Cell)
     ]
 
