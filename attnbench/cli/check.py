@@ -17,14 +17,9 @@ import click
 
 from attnbench.base.units import digits
 from attnbench.cli.options import (
-    NAMES,
-    POSITIVE,
-    Rows,
-    device_option,
+    command_options,
     impl_files,
-    options_of,
     say,
-    seed_option,
     threads_option,
 )
 from attnbench.errors import AttnbenchError, ExitCode, UsageError
@@ -35,28 +30,8 @@ if TYPE_CHECKING:
     from attnbench.execution.checks import CheckResult
 
 
-_CHECK: Rows = (
-    ("--impls", {"type": NAMES}, "Implementations by name [all, or those of --impl]."),
-    impl_files(),
-    device_option,
-    ("--dtypes", {"type": NAMES, "default": "float32,bfloat16,float16,float64",
-                  "show_default": True},
-     "Dtypes to check in; decoding is checked in the first."),
-    threads_option("1"),
-    ("--timeout timeout_s", {"type": POSITIVE, "default": 60.0, "show_default": True},
-     "Seconds without a heartbeat after which a check is given up."),
-    seed_option,
-    ("--full", {"is_flag": True},
-     "The whole battery for those that compile, too [what fits into a minute]."),
-    ("--watch", {"is_flag": True},
-     "Check again whenever a file of --impl, or beside it, changes."),
-    ("--verbose -v", {"is_flag": True}, "A line for each check, also those that pass."),
-    ("--json as_json", {"is_flag": True}, "Every result and kind of failure as JSON."),
-)  # fmt: skip
-
-
 @click.command()
-@options_of(_CHECK)
+@command_options("check", impl=impl_files(), threads=threads_option("1"))
 def check(watch: bool, **options: Any) -> None:
     """Check implementations against a float64 reference.
 

@@ -16,20 +16,12 @@ from attnbench.base.registry import require
 from attnbench.base.units import counted
 from attnbench.cli.options import (
     AXIS_FIELDS,
-    DEVICE,
-    DURATION,
     NAMES,
-    POSITIVE,
-    RUN,
-    SHARE,
-    Rows,
     axes_options,
+    command_options,
     given,
     impl_files,
-    options_of,
-    output_option,
     say,
-    seed_option,
     threads_option,
 )
 from attnbench.errors import AttnbenchError, ExitCode, StoreError, UsageError
@@ -44,43 +36,15 @@ if TYPE_CHECKING:
 _WITH_REPLAY = ("replay", "output", "name", "advisory", "quiet")
 # What the table of pyproject.toml may hold beside the axes.
 _SETTINGS = ("files", "base", "threshold", "budget_s", "growth", "threads", "device")
-_GATE: Rows = (
-    ("--base", {"metavar": "REF"},
-     "A branch, tag or commit to compare with [where HEAD left the default branch]."),
-    ("--python pythons", {"multiple": True, "metavar": "PATH"},
-     "Compare two environments: the interpreter (or folder) of the base's, then of the"
-     " candidate's. Each needs torch ≥ 2.4 and Python ≥ 3.11. Repeatable."),
-    impl_files("A file of the repository whose implementations are watched."),
-    ("--against", {"metavar": "FILE"},
-     "Compare the one file of --impl with this old version of it, in a repository or not: the"
-     " names that both register. pyproject.toml is not read."),
-    axes_options(seq_lens="128..1024"),
-    ("--threshold", {"metavar": "SHARE", "type": SHARE},
-     "The slowdown to be found; less than a third of it is never called one [10% on a CPU, 5% on"
-     " a GPU]."),
-    ("--budget budget_s", {"metavar": "TIME", "type": DURATION},
-     "Wall time, such as 90s or 5m, after which no round begins; what is open then is"
-     " inconclusive [5m]."),
-    ("--growth", {"metavar": "SHARE", "type": SHARE},
-     "How far counted FLOPs and memory may grow [1%]."),
-    threads_option("1, the steadiest; on a GPU torch's default"),
-    ("--device", {"type": DEVICE, "metavar": DEVICE.name},
-     "Where to run; auto takes a GPU where there is one [auto]."),
-    ("--timeout", {"type": POSITIVE, "default": 120.0, "show_default": True},
-     "Seconds without a heartbeat after which a process is given up."),
-    ("--replay", {"type": RUN, "metavar": "FILE"},
-     "Decide again from the raw data of a gate.json, a folder, a name, `latest` or `previous`."),
-    seed_option,
-    output_option,
-    ("--name", {}, "The result's name, a new folder [gate- and a time stamp]."),
-    ("--keep-going", {"is_flag": True}, "Time all cells though one is wrong or has grown."),
-    ("--advisory", {"is_flag": True}, "Exit 0 whatever is found; say what it would be."),
-    ("--quiet", {"is_flag": True}, "No progress and no table; the result's path alone."),
-)  # fmt: skip
 
 
 @click.command()
-@options_of(_GATE)
+@command_options(
+    "gate",
+    axes=axes_options(seq_lens="128..1024"),
+    impl=impl_files("A file of the repository whose implementations are watched."),
+    threads=threads_option("1, the steadiest; on a GPU torch's default"),
+)
 def gate(**options: Any) -> None:
     """Compare your code with a commit, two environments, or two files.
 

@@ -7,7 +7,8 @@ import errno
 import os
 import shutil
 import sys
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,17 +164,46 @@ def given() -> dict[str, str]:
     }
 
 
-# Options in the order of the help: names, type and default, help; or one that is shared.
-Rows = tuple[tuple[str, dict[str, Any], str] | Option, ...]
+_TABLE: dict[str, dict[str, list[Any]]] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text("utf-8")
+)
+_KINDS = {
+    "path": PATH, "positive": POSITIVE, "device": DEVICE, "sizes": SIZES, "names": NAMES,
+    "threads": THREADS, "share": SHARE, "duration": DURATION, "shard": SHARD, "run": RUN,
+}  # fmt: skip
 
 
-def options_of(rows: Rows) -> Option:
-    """Add these options to a command."""
+def _option(name: str, kind: str, text: str, more: dict[str, Any] | None = None) -> Option:
+    """A row of `options.toml` as click has it."""
+    options: dict[str, Any] = {"show_default": True} if more and "default" in more else {}
+    if kind in _KINDS:
+        options["type"] = _KINDS[kind]
+    elif kind == "flag":
+        options["is_flag"] = True
+    elif "|" in kind:
+        options["type"] = click.Choice(kind.split("|"))
+    elif ".." in kind:
+        least, most = map(int, kind.split(".."))
+        options["type"] = click.IntRange(least, most)
+    elif kind:
+        options["metavar"] = kind
+    return click.option(*name.split(), help=text, **options | (more or {}))
+
+
+def command_options(command: str, **shared: Option) -> Option:
+    """The options of a command in their order; `shared` are those that its rows only name."""
+    return _together(
+        (_SHARED | shared)[name] if not row else _option(name, *row)
+        for name, row in _TABLE[command].items()
+    )
+
+
+def _together(options: Iterable[Option]) -> Option:
+    listed = list(options)[::-1]
 
     def add(command: Command) -> Command:
-        for row in reversed(rows):
-            one = row if callable(row) else click.option(*row[0].split(), help=row[2], **row[1])
-            command = one(command)
+        for option in listed:
+            command = option(command)
         return command
 
     return add
@@ -197,24 +227,8 @@ def threads_option(default: str = "torch's default", before: str = "") -> Option
     )
 
 
-device_option = options_of((
-    ("--device", {"type": DEVICE, "metavar": DEVICE.name, "default": "auto", "show_default": True},
-     "Where to run; auto takes a GPU where there is one."),
-))  # fmt: skip
-seed_option = options_of((  # what torch's generators take on every device
-    ("--seed", {"type": click.IntRange(0, 2**32 - 1), "default": 0, "show_default": True},
-     "Seed of the random inputs."),
-))  # fmt: skip
-output_option = options_of((
-    ("--output", {"type": PATH, "metavar": "DIR", "default": Path("results"), "show_default": True},
-     "The folder that holds the runs."),
-))  # fmt: skip
-
-
-baseline_option = options_of((
-    ("--baseline", {"metavar": "NAME"},
-     "The implementation that ratios are against [naive, else sdpa, else the first]."),
-))  # fmt: skip
+_SHARED = {name[2:]: _option(name, *row) for name, row in _TABLE["shared"].items()}
+device_option, seed_option, output_option, baseline_option = _SHARED.values()
 
 
 def run_argument(command: Command) -> Command:
@@ -222,35 +236,7 @@ def run_argument(command: Command) -> Command:
     return output_option(click.argument("run", type=RUN, default="latest")(command))
 
 
-# Option, which is called as the field of Axes, type, help. None as a default keeps the axis's own.
-AXES: tuple[tuple[str, Any, str], ...] = (
-    ("--passes", NAMES, "forward, backward, both [forward]"),
-    ("--dtypes", NAMES, "float32, bfloat16, float16, float64 [float32]"),
-    ("--batch-sizes", SIZES, "B [1]"),
-    ("--heads", SIZES, "query heads H [4]"),
-    ("--kv-heads", SIZES, "key/value heads G, a divisor of H [as heads]"),
-    ("--seq-lens", SIZES, "queries L, or the context of decode: 128,256 or 128..8192 [512]"),
-    ("--kv-lens", SIZES, "keys and values S [as seq-lens]"),
-    ("--head-dims", SIZES, "D [64]"),
-    ("--value-dims", SIZES, "V [as head-dims]"),
-    ("--masks", NAMES,
-     "full, causal, window:256, prefix:128, document:64+128, padding:300+512 [full]"),
-    ("--positions", NAMES, "none, rope, rope:500000, alibi, … (`attnbench list`) [none]"),
-    ("--widths", SIZES,
-     "layer, decode, recurrent: model width E; heads stay and D = E/H, or with --head-dims alone"
-     " D stays and H = E/D [heads x head-dim]"),
-    ("--projections", NAMES,
-     "layer: fused, separate, per-head, mla:128, pruned:1, tied, tied-layers [fused]"),
-    ("--caches", NAMES,
-     "decode: rerun, none, concat, static, shared, sliding, paged, paged:page=64, int8,"
-     " int8-head, latent:rank=128 [static]"),
-    ("--new-tokens", SIZES, "decode: tokens generated a call [8]"),
-    ("--query-tokens", SIZES, "decode: tokens that a step takes at once, as drafted ones [1]"),
-    ("--layers", SIZES, "layer, decode: layers one after another [1]"),
-    ("--impls", NAMES,
-     "implementations by name, such as sdpa,performer:features=64..512 [all exact ones]"),
-)  # fmt: skip
-AXIS_FIELDS = ("workload", *(flag[2:].replace("-", "_") for flag, _, _ in AXES))
+AXIS_FIELDS = tuple(flag[2:].replace("-", "_") for flag in _TABLE["axes"])
 
 
 def axes_options(seq_lens: str = "512", without: tuple[str, ...] = ()) -> Option:
@@ -258,10 +244,6 @@ def axes_options(seq_lens: str = "512", without: tuple[str, ...] = ()) -> Option
 
     The flags of `without` are left out.
     """
-    rows: Rows = tuple(
-        (flag, {"type": kind}, text.replace("[512]", f"[{seq_lens}]"))
-        for flag, kind, text in AXES
-        if flag not in without
-    )
-    workloads = "attention, layer, decode or recurrent [attention]"
-    return options_of((("--workload", {"metavar": "NAME"}, workloads), *rows))
+    rows = {flag: row for flag, row in _TABLE["axes"].items() if flag not in without}
+    rows["--seq-lens"] = ["sizes", rows["--seq-lens"][1].replace("[512]", f"[{seq_lens}]")]
+    return _together(_option(flag, *row) for flag, row in rows.items())

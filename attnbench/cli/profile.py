@@ -14,14 +14,11 @@ import click
 
 from attnbench.cli.options import (
     AXIS_FIELDS,
-    RUN,
-    THREADS,
-    Rows,
     axes_options,
+    command_options,
     device_option,
     given,
     impl_files,
-    options_of,
     output_option,
     say,
     seed_option,
@@ -34,18 +31,6 @@ if TYPE_CHECKING:
 
 
 _AXES = tuple(name for name in (*AXIS_FIELDS, "threads") if name != "impls")
-_PROFILE: Rows = (
-    ("--threads", {"type": THREADS}, "CPU threads, or all [1]."),
-    ("--from run", {"type": RUN, "metavar": "RUN"},
-     "Take the case from a record of this run (folder, name, `latest`, `previous`): of those that"
-     " fit the other flags the one with the largest n."),
-    ("--python pythons", {"multiple": True, "metavar": "PATH"},
-     "Profile in the environment of this interpreter, or folder; two are compared. Repeatable."),
-    ("--base", {"metavar": "REF"},
-     "Compare with a commit: the files of --impl as they are there, then as they are now."),
-    ("--top", {"type": click.IntRange(1, 1000), "default": 10, "show_default": True},
-     "Ops or kernels in the table."),
-)  # fmt: skip
 
 
 @click.command()
@@ -53,7 +38,7 @@ _PROFILE: Rows = (
 @axes_options(without=("--impls",))
 @impl_files("A Python file with implementations of yours.")
 @device_option
-@options_of(_PROFILE)
+@command_options("profile")
 @seed_option
 @output_option
 @click.option("--name", help="The profile's name, a new folder [a time stamp].")

@@ -13,15 +13,14 @@ import click
 from attnbench.base.registry import require
 from attnbench.base.units import counted
 from attnbench.cli.options import (
-    NAMES,
     PATH,
     RUN,
     SHARE,
     baseline_option,
+    command_options,
     device_option,
     impl_files,
     loaded_run,
-    options_of,
     output_option,
     run_argument,
     say,
@@ -106,17 +105,7 @@ def report(run: str, output: Path, baseline: str | None) -> None:
 
 @click.command()
 @run_argument
-@options_of((
-    ("--format kind", {"type": click.Choice(["csv", "json", "parquet", "latex", "markdown"]),
-                       "default": "csv", "show_default": True},
-     "parquet needs --to; latex and markdown are tables for people, with rounded numbers."),
-    ("--columns", {"type": NAMES},
-     "impl,time_us,speedup and so on, in this order [all; for people what varies, times, ratios]."),
-    ("--where", {"metavar": "CONDITION"},
-     "Which rows: \"mask == 'causal' and pass == 'forward'\" [all]."),
-    baseline_option,
-    ("--to", {"type": PATH}, "A file [standard output]."),
-))  # fmt: skip
+@command_options("export")
 def export(run: str, output: Path, kind: str, to: Path | None, **chosen: Any) -> None:
     """Write the table of a run, one row for each cell.
 

@@ -11,21 +11,11 @@ import click
 from attnbench.base.units import ALL_THREADS, counted, seconds
 from attnbench.cli.options import (
     AXIS_FIELDS,
-    DURATION,
-    POSITIVE,
-    RUN,
-    SHARD,
-    THREADS,
-    Rows,
     axes_options,
-    baseline_option,
-    device_option,
+    command_options,
     given,
     impl_files,
-    options_of,
-    output_option,
     say,
-    seed_option,
 )
 from attnbench.errors import ExitCode, UsageError
 
@@ -46,74 +36,18 @@ _SPARE = ("mask", "error", "rate", "behind", "workspace", "approx")
 _WITH_RESUME = (
     "resume", "retry", "output", "dry_run", "quiet", "max_total_time", "on", "ray_address", "mixed",
 )  # fmt: skip
-_SWEEP: Rows = (
-    ("--preset", {"metavar": "NAME"},
-     "A ready sweep: quick, families, positions, gpu, verify or verify-gpu; other options"
-     " override it. Those for a GPU run without one only by --device cpu."),
-    axes_options(),
-    impl_files(
-        "A Python file with implementations of yours: all of them, or those in --impls; beside them"
-        " all that are installed, unless --impls names some."
-    ),
-    device_option,
-    ("--threads", {"type": THREADS},
-     "CPU threads: 1,2 or all, as many as torch takes by itself; one thread is pinned to a CPU of"
-     " its own [1]."),
-    ("--precision", {"type": POSITIVE, "default": 0.02, "show_default": True},
-     "Stop a cell when the 95 % interval of its samples' median is within ± this share."),
-    ("--min-time", {"type": POSITIVE}, "Seconds of samples for each cell, at least [0.1]."),
-    ("--max-time", {"type": POSITIVE}, "Seconds of samples at most [1]."),
-    ("--processes", {"type": click.IntRange(min=1, max=100), "default": 1, "show_default": True},
-     "Fresh processes to measure each cell in; the interval is then over them."),
-    ("--l2", {"type": click.Choice(["cold", "warm"])},
-     "The last cache before each call [cold on a GPU, warm on a CPU]."),
-    ("--timer", {"type": click.Choice(["events", "graph"])},
-     "On a GPU: events around the calls, or calls replayed as a CUDA graph [events]."),
-    ("--allocator", {"type": click.Choice(["settled", "keep"])},
-     "On a CPU: blocks from 32 MiB on go back to the system after each call, as in any long"
-     " process, or the process keeps them [settled]."),
-    ("--energy", {"is_flag": True},
-     "On a GPU: joules per call, from a loop of at least 2 s for each cell."),
-    baseline_option,
-    seed_option,
-    ("--timeout", {"type": POSITIVE, "default": 300.0, "show_default": True},
-     "Give a cell up after so many seconds without a heartbeat of its worker."),
-    ("--memory-limit", {"metavar": "SIZE", "default": "90%", "show_default": True},
-     "The most that a worker may allocate: 8GB, a share of what is free when it starts, or none."),
-    ("--ceilings", {"type": click.Choice(["fresh", "cached", "none"]), "default": "cached",
-                    "show_default": True},
-     "What the machine can do at most: measured now, or by a sweep of the last day, or unknown."),
-    ("--no-prune", {"is_flag": True},
-     "Try cells, too, that are larger than one of the same implementation that ran out of memory;"
-     " without it they are skipped."),
-    ("--max-total-time", {"type": DURATION},
-     "End the sweep within 20m, 8h or so: no cell begins that would take longer, and those measured"
-     " cover all axes evenly; --resume measures the rest."),
-    ("--shard", {"type": SHARD},
-     "Measure one part of many, such as 3/8, in a Slurm array or a CI matrix; `attnbench merge`"
-     " joins the parts."),
-    ("--on", {"type": click.Choice(["local", "ray"])},
-     "Measure on this machine, or on all GPUs of a Ray cluster, its CPUs if it has none [local]."),
-    ("--ray-address", {"metavar": "ADDRESS"},
-     "With --on ray: auto for the cluster that runs, HOST:PORT, or local to start one here [auto]."
-     ),
-    output_option,
-    ("--name", {}, "The run's name, a new folder [a time stamp]."),
-    ("--resume", {"type": RUN, "metavar": "RUN"},
-     "Measure what a run (or `latest`) planned and has not yet."),
-    ("--retry", {"metavar": "STATUSES"},
-     "With --resume: measure cells of these statuses again, such as crashed,timeout."),
-    ("--mixed", {"is_flag": True},
-     "With --resume: go on although the machine or versions differ; the table names both."),
-    ("--dry-run", {"is_flag": True},
-     "Print the plan, with the memory and the time it will take; measure and write nothing."),
-    ("--quiet", {"is_flag": True}, "No progress and no table; the run's path alone."),
-)  # fmt: skip
 _GOES_WITH = {"ray_address": "--on ray", "retry": "--resume RUN", "mixed": "--resume RUN"}
 
 
 @click.command()
-@options_of(_SWEEP)
+@command_options(
+    "sweep",
+    axes=axes_options(),
+    impl=impl_files(
+        "A Python file with implementations of yours: all of them, or those in --impls; beside them"
+        " all that are installed, unless --impls names some."
+    ),
+)
 def sweep(**options: Any) -> None:
     """Measure implementations over lengths, heads, batch and more.
 

@@ -13,16 +13,13 @@ import click
 
 from attnbench.base import units
 from attnbench.cli.options import (
-    DURATION,
     NAMES,
-    PATH,
     RUN,
-    Rows,
+    command_options,
     device_option,
     given,
     impl_files,
     loaded_run,
-    options_of,
     output_option,
     run_argument,
     say,
@@ -40,18 +37,6 @@ if TYPE_CHECKING:
 _COLOURS = {"holds": "green", "refuted": "red", "inconclusive": "yellow"}
 AT_ONCE = 8  # cells measured again before the verdicts are asked for again
 _SWEEP_ONLY = ("device", "impls", "files", "threads", "seed", "name")
-_VERIFY: Rows = (
-    ("--name", {}, "With --sweep: the run's name [a time stamp]."),
-    ("--until-decided", {"is_flag": True},
-     "Measure again what keeps a verdict open, for --budget."),
-    ("--budget budget_s", {"type": DURATION, "default": "10m", "show_default": True},
-     "With --until-decided: how long it may take, the sweep included."),
-    ("--strict", {"is_flag": True}, "Exit with 3 if any verdict is inconclusive."),
-    ("--json as_json", {"is_flag": True},
-     "Every finding as JSON: impl, workload, quantity, axis, verdict, reason, figures."),
-    ("--verbose -v", {"is_flag": True}, "Every finding, also FLOPs and workspace that hold."),
-    ("--quiet", {"is_flag": True}, "No progress of what is measured."),
-)  # fmt: skip
 
 
 @click.command()
@@ -65,7 +50,7 @@ _VERIFY: Rows = (
 @threads_option("1: what repeats best", before="With --sweep: ")
 @seed_option
 @output_option
-@options_of(_VERIFY)
+@command_options("verify")
 def verify(**options: Any) -> None:
     """Ask whether cost grows as the laws declare.
 
@@ -186,11 +171,7 @@ def _print_laws(found: Scaling, path: Path, *, every: bool) -> None:
 
 @click.command()
 @run_argument
-@options_of((
-    ("--file", {"type": PATH, "metavar": "TOML"}, "A file of claims [those of the lecture notes]."),
-    ("--only", {"type": NAMES, "metavar": "IDS"}, "These claims alone, by their ids."),
-    ("--json as_json", {"is_flag": True}, "Claims, findings and figures as one object."),
-))  # fmt: skip
+@command_options("claims")
 def claims(
     run: str, output: Path, file: Path | None, only: tuple[str, ...] | None, as_json: bool
 ) -> None:

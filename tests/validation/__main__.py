@@ -7,6 +7,7 @@ their runs there, and go on where they stopped.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,14 @@ from attnbench.cli.options import (
     DURATION,
     NAMES,
     SIZES,
-    Rows,
-    options_of,
     output_option,
     say,
     seed_option,
 )
 from attnbench.errors import ExitCode
 from tests.validation.runner import Ended
+
+Row = tuple[str, dict[str, Any], str]  # names, type and default, help
 
 
 @click.group(cls=Commands)
@@ -57,7 +58,7 @@ class Part:
 
     name: str
     doc: str
-    options: Rows = ()
+    options: tuple[Row | Callable[..., Any], ...] = ()
     kept: bool = True
 
     def command(self) -> click.Command:
@@ -68,9 +69,12 @@ class Part:
             place = () if output is None else (output / check_name(name),)
             show(module.examine(*place, tell, **options))
 
-        where: Rows = (output_option, ("--name", {"default": f"selftest-{self.name}",
-                       "show_default": True}, "The folder, new or to go on with."))  # fmt: skip
-        made: Any = options_of((*self.options, *(where if self.kept else ())))(run)
+        folder = {"default": f"selftest-{self.name}", "show_default": True}
+        where = (output_option, ("--name", folder, "The folder, new or to go on with."))
+        made: Any = run
+        for row in reversed((*self.options, *(where if self.kept else ()))):
+            option = row if callable(row) else click.option(row[0], help=row[2], **row[1])
+            made = option(made)
         return click.command(self.name, help=self.doc)(made)
 
 
