@@ -161,7 +161,6 @@ _OF_RECORD: dict[str, Callable[[Record], Any]] = {
     "n_samples": lambda r: len(r.kept),
     "notes": notes.notes,
     "unsteady": notes.unsteady,
-    "interval": times.replicated,
     "processes": lambda r: len({s.process for s in r.samples}) or None,
     "n_discarded": lambda r: len(r.samples) - len(r.kept) if r.samples else None,
     "blocks": lambda r: max(map(len, _batches_us(r)), default=None),

@@ -54,7 +54,9 @@ def leads(run: Run, frame: pd.DataFrame) -> list[str]:
 
     `frame` is that of `table.load`.
     """
-    found, own = list(_own_failures(run, frame)), list(_own(run, frame))
+    names = tuple(f"{name}:" for name in run.info.get("own") or ())
+    mine = {n: frame[frame["impl"] == n] for n in frame["impl"] if f"{n}:".startswith(names)}
+    found, own = list(_own_failures(mine)), list(_against_baseline(mine))
     pairs = [(lead.row["case_id"], {lead.first, lead.second}) for lead in own]
     fastest = [
         lead
@@ -124,34 +126,24 @@ def tie(low: float, high: float) -> tuple[bool, str]:
     return True, f"± {units.brief_percent(beyond)}"
 
 
-def _own_rows(run: Run, frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The rows of each implementation of the user's files, with its parameters."""
-    own = tuple(f"{name}:" for name in run.info.get("own") or ())
-    for name in frame["impl"].unique():
-        if f"{name}:".startswith(own):
-            yield str(name), frame[frame["impl"] == name]
-
-
-def _own_failures(run: Run, frame: pd.DataFrame) -> Iterator[str]:
-    for name, rows in _own_rows(run, frame):
-        failed = rows[rows["status"] != "ok"].sort_values("status", kind="stable")
+def _own_failures(own: dict[str, pd.DataFrame]) -> Iterator[str]:
+    for name, rows in own.items():
+        failed = rows[rows["status"] != "ok"]
         if not failed.empty:
-            worst = failed[failed["status"] == "incorrect"].head(1)
-            row = (failed if worst.empty else worst).iloc[0]
+            worst = failed.iloc[(failed["status"] != "incorrect").argsort(kind="stable")].iloc[0]
             cells = f"{len(failed)} of {units.counted(len(rows), 'cell')}"
-            yield f"{name} has no time in {cells}: {row['status']}, {row['reason']}"
+            yield f"{name} has no time in {cells}: {worst['status']}, {worst['reason']}"
 
 
-def _own(run: Run, frame: pd.DataFrame) -> Iterator[Lead]:
-    for name, rows in _own_rows(run, frame):
-        for _, part in slices(rows[rows["speedup"].notna()], PART):
+def _against_baseline(own: dict[str, pd.DataFrame]) -> Iterator[Lead]:
+    for name, rows in own.items():
+        usable = rows[rows["speedup"].notna() & rows["suspect"].isna() & (rows["baseline"] != name)]
+        for _, part in slices(usable, PART):
             row = hardest_case(part).iloc[0]
-            if name == row["baseline"]:
-                continue
             others, aside = part[part["case_id"] != row["case_id"]], ""
             if len(others):
-                lengths = dict.fromkeys((others["seq_len"].min(), others["seq_len"].max()))
-                at = "–".join(map(str, lengths))
+                ends = dict.fromkeys((others["seq_len"].min(), others["seq_len"].max()))
+                at = "–".join(map(str, ends))
                 aside = f"; {_span(others['speedup'])} times as fast at n = {at}"
             yield Lead(
                 kind="own", row=row, first=name, second=str(row["baseline"]),

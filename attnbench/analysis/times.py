@@ -163,13 +163,6 @@ def over_processes(record: Record) -> bool:
     return len({sample.process for sample in record.kept}) > 1
 
 
-def replicated(record: Record) -> str | None:
-    """What the interval replicates: `within_process` or `between_processes`; None without one."""
-    if interval_us(record) is None:
-        return None
-    return "between_processes" if over_processes(record) else "within_process"
-
-
 def described(environment: Mapping[str, Any], device: str) -> Mapping[str, Any]:
     """The environment of run.json; empty where it is that of another device."""
     return environment if environment.get("device", device) == device else {}

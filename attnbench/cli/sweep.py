@@ -165,18 +165,18 @@ def _print_summary(run: Run) -> None:
     columns = summary_columns(frame)
     names = [name for name in _COLUMNS if name in columns]
     lines = [[row["case"], *(row[name] for name in names)] for row in shown]
-    header = ["case", *(columns[name].header for name in names)]
-    header, lines, alike = condensed(header, lines, keep=[columns[n].header for n in _KEPT])
+    heads = {name: column.header for name, column in columns.items()} | {"impl": "impl"}
+    kept, header = [heads[name] for name in _KEPT], ["case", *(heads[name] for name in names)]
+    header, lines, alike = condensed(header, lines, kept)
     if lines:
         if header[0] == "case":  # once for the rows of a case
             firsts = [line[0] for line in lines]
             for before, line in zip(firsts, lines[1:], strict=False):
                 line[0] = "" if line[0] == before else line[0]
-        numbers = [h for h in header if h not in ("case", "implementation", "status")]
-        spare = [columns[name].header for name in _SPARE if name in columns]
-        spare = [name for name in spare if name in header]
+        numbers = [head for head in header if head not in ("case", "impl", "status")]
+        spare = [head for name in _SPARE if (head := heads.get(name)) in header]
         click.echo()
-        click.echo(table(header, lines, numbers, spare, cut="implementation"), nl=False)
+        click.echo(table(header, lines, numbers, spare, cut="impl"), nl=False)
         if alike:
             say(f"in all rows: {alike}")
     odd = measured[measured["speedup_reason"].notna() & (measured["impl"] != measured["baseline"])]
