@@ -36,19 +36,18 @@ def grid(
 ) -> RenderableType:
     """A table that splits no word on `to`, standard output unless given.
 
-    Columns named in `right` (numbers) and `whole` stay in one line; those in `spare` are left out
-    one by one where the console is too narrow; then the texts of the column `cut` lose their
-    middle; where that is not enough, words are split.
+    The cells of columns named in `right` (numbers) and `whole` stay in one line; those in `spare`
+    are left out one by one where the console is too narrow; then the texts of the column `cut` lose
+    their middle; where that is not enough, words are split.
     """
     texts = [[Text(units.glued(c)) if isinstance(c, str) else c for c in row] for row in rows]
     columns = dict(zip(header, zip(*texts, strict=True), strict=True)) if texts else {}
     full = {name: max(map(len, (name, *cells))) for name, cells in columns.items()}
-    widths = {
-        name: full[name]
-        if name in (*whole, *right)
-        else max(len(word) for c in (name, *cells) for word in str(c).split() or [""])
-        for name, cells in columns.items()
-    }
+    widths = {}
+    for name, cells in columns.items():  # headers may be broken between words
+        whole_cells = name in (*whole, *right)
+        words = [word for c in (name, *(() if whole_cells else cells)) for word in str(c).split()]
+        widths[name] = max(map(len, [*words, *(cells if whole_cells else ())]), default=0)
     room = (to or console()).width
     left_out, free = [], room - sum(widths.values()) - _GAP * (len(widths) - 1)
     for name in spare:
