@@ -62,6 +62,11 @@ class TableRow:
         """The reported time."""
         return self.times.time_us if self.times else None
 
+    @property
+    def interval_us(self) -> tuple[float | None, float | None]:
+        """The ends of its interval."""
+        return (self.times and self.times.interval_us) or (None, None)
+
     @cached_property
     def suspect(self) -> str | None:
         """Why the time cannot be right, or None."""
@@ -121,11 +126,6 @@ def _rate(row: TableRow, name: str, per_us: float) -> float | None:
     return None if rate is None else rate / per_us
 
 
-def _end(row: TableRow, which: int) -> float | None:
-    interval = row.times.interval_us if row.times else None
-    return interval[which] if interval else None
-
-
 def _wall_us(record: Record, of: Callable[[list[float]], float]) -> float | None:
     on_cpu = record.samples and record.cell.case.device == "cpu"
     return of([sample.time_us for sample in record.kept]) if on_cpu else None
@@ -177,8 +177,8 @@ _OF_ROW: dict[str, Callable[[TableRow], Any]] = {
     ),
     "suspect": lambda row: row.suspect,
     "time_us": lambda row: row.time_us,
-    "time_us_low": lambda row: _end(row, 0),
-    "time_us_high": lambda row: _end(row, 1),
+    "time_us_low": lambda row: row.interval_us[0],
+    "time_us_high": lambda row: row.interval_us[1],
     "tflops": lambda row: _rate(row, "flops_useful", 1e6),
     "gbps": lambda row: _rate(row, "bytes_min", 1e3),
     "created": lambda row: row.run.info.get("created"),

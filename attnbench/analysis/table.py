@@ -85,17 +85,11 @@ def rope_cost(run: Run) -> pd.DataFrame:
     The records table's rows of the encoded cells, with `cost`, `cost_low` and `cost_high`; only
     pairs of which both halves were measured.
     """
-    cells = {record.cell.key: record for record in run.records}
-
-    def without_encoding(record: Record) -> Record | None:
-        case = record.cell.case
-        if case.position == Position():
-            return None
-        return cells.get((replace(case, position=Position()).case_id, record.cell.impl))
-
-    ratios = {
-        record.cell.key: time_ratio(run, record, without_encoding(record)) for record in run.records
-    }
+    cells, ratios = {record.cell.key: record for record in run.records}, {}
+    for record in run.records:
+        case, plain = record.cell.case, replace(record.cell.case, position=Position())
+        without = cells.get((plain.case_id, record.cell.impl)) if case != plain else None
+        ratios[record.cell.key] = time_ratio(run, record, without)
     frame = load(run)
     names = ["cost", "cost_low", "cost_high"]
     values = [ratios[key] for key in zip(frame["case_id"], frame["impl"], strict=True)]

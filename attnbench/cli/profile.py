@@ -19,9 +19,7 @@ from attnbench.cli.options import (
     device_option,
     given,
     impl_files,
-    output_option,
     say,
-    seed_option,
 )
 from attnbench.errors import UsageError
 
@@ -39,9 +37,6 @@ _AXES = tuple(name for name in (*AXIS_FIELDS, "threads") if name != "impls")
 @impl_files("A Python file with implementations of yours.")
 @device_option
 @command_options("profile")
-@seed_option
-@output_option
-@click.option("--name", help="The profile's name, a new folder [a time stamp].")
 def profile(impls: tuple[str, ...], **options: Any) -> None:
     """Show where time and memory of a cell go.
 

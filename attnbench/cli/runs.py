@@ -15,13 +15,11 @@ from attnbench.base.units import counted
 from attnbench.cli.options import (
     PATH,
     RUN,
-    SHARE,
     baseline_option,
     command_options,
     device_option,
     impl_files,
     loaded_run,
-    output_option,
     run_argument,
     say,
     wrapped,
@@ -139,10 +137,7 @@ def export(run: str, output: Path, kind: str, to: Path | None, **chosen: Any) ->
 
 @click.command()
 @click.argument("runs", type=RUN, nargs=-1, required=True, metavar="RUN RUN …")
-@output_option
-@click.option("--name", help="The name of the merged run, a new folder [a time stamp].")
-@click.option("--partial", is_flag=True, help="Merge what there is, though shards are missing.")
-@click.option("--mixed", is_flag=True, help="Merge runs of different versions of torch, too.")
+@command_options("merge")
 def merge(runs: tuple[str, ...], output: Path, **options: Any) -> None:
     """Make one run of the shards of a sweep, wherever they were measured.
 
@@ -163,13 +158,7 @@ def merge(runs: tuple[str, ...], output: Path, **options: Any) -> None:
 
 @click.command()
 @click.argument("folder", type=PATH)
-@click.option(
-    "--add", "run", type=RUN, metavar="RUN", help="Append this run to the history; draw nothing."
-)
-@output_option
-@click.option(
-    "--least", type=SHARE, default="5%", show_default=True, help="The smallest change to look for."
-)
+@command_options("history")
 def history(folder: Path, run: str | None, output: Path, least: float) -> None:
     """Show where times changed for good, over the runs in a folder.
 
@@ -203,10 +192,7 @@ def history(folder: Path, run: str | None, output: Path, least: float) -> None:
 
 @click.command()
 @click.argument("sources", type=RUN, nargs=-1, metavar="A B [C]...")
-@click.option("--fail-slower", is_flag=True, help="Exit 1 if a cell is slower.")
-@click.option("--json", "as_json", is_flag=True, help="Everything as JSON.")
-@click.option("--name", help="Write compare.html and compare.md into a new folder of this name.")
-@output_option
+@command_options("compare")
 def compare(
     sources: tuple[str, ...], fail_slower: bool, as_json: bool, name: str | None, output: Path
 ) -> None:

@@ -13,17 +13,13 @@ import click
 
 from attnbench.base import units
 from attnbench.cli.options import (
-    NAMES,
     RUN,
     command_options,
-    device_option,
     given,
     impl_files,
     loaded_run,
-    output_option,
     run_argument,
     say,
-    seed_option,
     threads_option,
 )
 from attnbench.errors import UsageError
@@ -41,16 +37,13 @@ _SWEEP_ONLY = ("device", "impls", "files", "threads", "seed", "name")
 
 @click.command()
 @click.argument("run", type=RUN, required=False)
-@click.option("--sweep", "measures", is_flag=True, help="Measure a suitable run first.")
-@click.option("--impls", type=NAMES, help="With --sweep: implementations by name [the preset's].")
-@impl_files(
-    "With --sweep: a Python file with implementations of yours, measured in place of the preset's."
+@command_options(
+    "verify",
+    impl=impl_files(
+        "With --sweep: a Python file with implementations of yours, in place of the preset's."
+    ),
+    threads=threads_option("1: what repeats best", before="With --sweep: "),
 )
-@device_option
-@threads_option("1: what repeats best", before="With --sweep: ")
-@seed_option
-@output_option
-@command_options("verify")
 def verify(**options: Any) -> None:
     """Ask whether cost grows as the laws declare.
 

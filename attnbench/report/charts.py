@@ -82,6 +82,8 @@ for _name, _row in _ROWS.items():
     _fields = _SHARED.get(_row.pop("shared", ""), {}) | _row
     _fields = {k: tuple(v) if isinstance(v, list) else v for k, v in _fields.items()}
     CHARTS.add(_name, Chart(**_fields | {"text": getattr(axes, _fields["text"])}))
+ROOFLINE = CHARTS.get("roofline")
+CHARTS.remove("roofline")  # it is not against n, and drawn by roofline.py
 
 
 def with_rate_interval(frame: pd.DataFrame) -> pd.DataFrame:

@@ -16,19 +16,9 @@ from matplotlib.lines import Line2D
 from attnbench.analysis.axes import slices
 from attnbench.base import units
 from attnbench.report import axes, figures, lines
-from attnbench.report.charts import Chart, ChartPage, pages
+from attnbench.report.charts import ROOFLINE, ChartPage, pages
 from attnbench.report.figures import QUIET, Look, Plot
 
-ROOFLINE = Chart(
-    title="Roofline",
-    reading="Useful FLOP rate against useful FLOPs for each byte of the least traffic, one point a"
-    " cell, a larger marker for a longer n; the solid line is the most that this machine"
-    " reached: a large read on the slope, a large matmul on the plateau. Far below the slope"
-    " or the plateau time goes elsewhere: starting kernels, traffic beyond the least, work that is"
-    " not useful. A working set within the cache may stand above the slope.",
-    value="tflops", low="tflops_low", high="tflops_high", axis="useful {unit}", text=axes.plain,
-    scale="log10", rate=True, workloads=("attention", "layer", "recurrent", "decode"),
-)  # fmt: skip
 X = "arithmetic_intensity"
 SMALLEST, LARGEST = 3.2, 6.4  # markers, in points
 _STROKES: dict[str, Any] = {"measured": "-", "datasheet": (0, (4, 3))}
