@@ -19,6 +19,7 @@ from attnbench.api import IMPLEMENTATIONS, loader
 from attnbench.cli.sweep import sweep
 from attnbench.errors import UsageError
 from attnbench.execution.store import load_run
+from attnbench.planning.plan import chosen
 from tests.repositories import kernel, write
 
 # The example of the design, with a body.
@@ -78,6 +79,7 @@ def test_versions_in_several_files_are_swept_resumed_and_shown_side_by_side(
     assert {"a:mine", "v1/kern:mine", "v2/kern:mine", "more"} < {*listed} - {"mine"}
     wrong = cli(*swept, "--impls", "a:mein", "--name", "q")
     assert_refused(wrong, "'a:mein' (--impls), did you mean 'a:mine'?")
+    assert chosen(["sdpa", "a:mine"], [("a:mine",), ("b:mine",), ("other",)])[2:] == ["other"]
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["r"]
 
 

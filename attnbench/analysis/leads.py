@@ -141,14 +141,15 @@ def _against_baseline(own: dict[str, pd.DataFrame]) -> Iterator[Lead]:
         for _, part in slices(usable, PART):
             row = hardest_case(part).iloc[0]
             others, aside = part[part["case_id"] != row["case_id"]], ""
-            if len(others):
+            known = known_ratio(row, "speedup")
+            if len(others):  # the same way round
+                slower = decided(*known[1:]) < 0
+                ratios = 1 / others["speedup"] if slower else others["speedup"]
                 ends = dict.fromkeys((others["seq_len"].min(), others["seq_len"].max()))
-                at = "–".join(map(str, ends))
-                aside = f"; {_span(others['speedup'])} times as fast at n = {at}"
-            yield Lead(
-                kind="own", row=row, first=name, second=str(row["baseline"]),
-                known=known_ratio(row, "speedup"), aside=aside,
-            )  # fmt: skip
+                how, at = "long" if slower else "fast", "–".join(map(str, ends))
+                aside = f"; {_span(ratios)} times as {how} at n = {at}"
+            second = str(row["baseline"])
+            yield Lead(kind="own", row=row, first=name, second=second, known=known, aside=aside)
 
 
 def _fastest(run: Run, frame: pd.DataFrame) -> Iterator[Lead]:

@@ -194,7 +194,7 @@ def for_people(frame: pd.DataFrame, columns: Iterable[str] | None) -> pd.DataFra
     """
     axes, failed = varying(frame), bool((frame["status"] != "ok").any())
     names = columns or (*(n for n in axes if n != "kv_len"), *_SHORT, *["status"] * failed)
-    baseline = next(iter(frame["baseline"].dropna()), "")
+    baseline = next(iter(frame["baseline"].dropna()), "the baseline")
     texts, rows = {}, frame.to_dict("records")
     for name in names:
         column = COLUMNS.get(name)

@@ -42,7 +42,7 @@ def look_up(names: tuple[str, ...], catalogue: Catalogue) -> tuple[list[Answer],
 def explained(error: UnknownNameError) -> str:
     """The error of an unknown name, with what that stands for where `list` knows it."""
     kind, name, known, flag = error.asked or ("", "", [], "")
-    if f"{kind.partition(' ')[0]}s" in TABLE["kinds"]:
+    if f"{kind.partition(' ')[0]}s" in TABLE["kinds"] and flag != "--baseline":
         with contextlib.suppress(UnknownNameError):
             head, entries, commands = _answer(name, PARTS)
             plain = "".join(filter(str.isalnum, name))

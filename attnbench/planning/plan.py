@@ -388,9 +388,16 @@ def implementations(
 def chosen(asked: Collection[str], own: Iterable[Collection[str]]) -> list[str]:
     """The implementations asked for by name, and all of each file of which none is asked for.
 
-    `own` are the names that each of the user's files registered.
+    `own` are the names that each of the user's files registered. Whoever asks for `a:mine` does
+    not ask for `b:mine`.
     """
-    left = (names for names in own if not any(meant(text, names) for text in asked))
+    bare = {f":{base_name(text).rpartition(':')[2]}" for text in asked}
+    left = (
+        names
+        for names in own
+        if not any(meant(text, names) for text in asked)
+        and not any(name.endswith(tuple(bare)) for name in names)
+    )
     return [*dict.fromkeys(asked), *itertools.chain(*left)]
 
 
