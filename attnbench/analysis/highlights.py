@@ -104,9 +104,9 @@ def cache_sentence(run: Run, rows: pd.DataFrame) -> str:
     known = time_ratio(run, *(cells[row["case_id"], row["impl"]] for row in (worst, best)))
     if known[0] is None:
         return ""
-    told = against(f"cache {best['cache']}", f"cache {worst['cache']}", known)
+    compared = against(f"cache {best['cache']}", f"cache {worst['cache']}", known)
     return (
-        f"Decoding with {best['impl']} at a context of {best['seq_len']}: {told},"
+        f"Decoding with {best['impl']} at a context of {best['seq_len']}: {compared},"
         f" {units.time(best['time_us'])} a token."
     )
 

@@ -38,7 +38,7 @@ class Lead:
 
     @property
     def sign(self) -> int:
-        """1 where `first` is faster, -1 where it is slower, 0 where it is not told."""
+        """1 where `first` is faster, -1 where it is slower, 0 where it is undecided."""
         return decided(*self.known[1:])
 
     @property
@@ -107,7 +107,9 @@ def against(name: str, other: str, known: Ratio) -> str:
         return f"{name} is {units.digits(value)} times as fast as {other} (too few samples to tell)"
     if not decided(low, high):
         level, width = tie(low, high)
-        return f"{name} is {'level with' if level else 'not told apart from'} {other} ({width})"
+        return (
+            f"{name} {'is level with' if level else 'cannot be told apart from'} {other} ({width})"
+        )
     verb, how = "is", "fast"
     if value < 1:
         value, low, high, verb, how = 1 / value, 1 / high, 1 / low, "takes", "long"
@@ -221,7 +223,7 @@ def _joined(group: list[Lead], every: list[Lead]) -> str:
     if not second:
         return f"{first} alone has a time {where}"
     if not sign:
-        return f"{first} and {second} are level or not told apart {where}"
+        return f"{first} and {second} cannot be told apart {where}"
     if sign < 0:
         return f"{first} is slower than {second} {where}: {_span(1 / ratios)} times as long"
     verb = "fastest" if group[0].kind == "fastest" else f"faster than {second}"

@@ -74,10 +74,13 @@ def ratio(above: Record, below: Record) -> tuple[float, Interval | None]:
 
 def ratio_of(above: CellTimes, below: CellTimes) -> tuple[float, Interval | None]:
     """As `ratio`, of what was computed once for each."""
-    if found := paired(above, below):
-        return found
-    reported = above.time_us / below.time_us
-    return reported, quotient_interval(above.interval_us, below.interval_us)
+    return paired(above, below) or unpaired(above, below)
+
+
+def unpaired(above: CellTimes, below: CellTimes) -> tuple[float, Interval | None]:
+    """The quotient of the reported times, with that of their intervals."""
+    interval = quotient_interval(above.interval_us, below.interval_us)
+    return above.time_us / below.time_us, interval
 
 
 def paired(above: CellTimes, below: CellTimes) -> tuple[float, Interval | None] | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from attnbench.analysis.columns import TableRow
-from attnbench.analysis.pairs import CellTimes, paired, ratio_of
+from attnbench.analysis.pairs import CellTimes, paired, unpaired
 from attnbench.base import units
 from attnbench.base.registry import require
 from attnbench.execution.store import Run
@@ -45,12 +45,12 @@ def set_ratios(rows: Sequence[TableRow], baseline: str) -> list[TableRow]:
         for row in own:
             row.ratios = {"baseline": baseline or None, **_speedup(row, base, baseline)}
         timed = [row for row in own if row.times]
-        paired_all = all(row.ratios.get("speedup") for row in timed)
-        timed.sort(key=lambda r: -r.ratios["speedup"] if paired_all else r.time_us or 0.0)
+        by_speedup = all(row.ratios.get("speedup") for row in timed)
+        timed.sort(key=lambda r: -r.ratios["speedup"] if by_speedup else r.time_us or 0.0)
         leader = next((row for row in timed if not row.suspect), None)
         for row in timed:
             if leader and leader.times and row.times:
-                row.ratios |= _ratio("behind", row.times, leader.times)
+                row.ratios |= _ratio("behind", row.times, leader.times)[0]
         found += [*timed, *(row for row in own if not row.times)]
     return found
 
@@ -62,11 +62,11 @@ def _speedup(row: TableRow, base: TableRow | None, baseline: str) -> dict[str, A
         return {"speedup_reason": f"{baseline} was not measured on this case and device model"}
     if base.times is None:
         return {"speedup_reason": f"{baseline}: {base.record.status}, {base.record.reason}"}
-    found = _ratio("speedup", base.times, row.times)
+    found, source = _ratio("speedup", base.times, row.times)
     if base is row:
         return {**found, "speedup_reason": "the baseline itself"}
     rounds = len(base.times.rounds_us.keys() & row.times.rounds_us.keys())
-    found["speedup_source"] = "paired" if paired(base.times, row.times) else "unpaired"
+    found["speedup_source"] = source
     low, high = found["speedup_low"], found["speedup_high"]
     quotient = base.times.time_us / row.times.time_us
     if low is not None and not low <= quotient <= high:
@@ -77,8 +77,10 @@ def _speedup(row: TableRow, base: TableRow | None, baseline: str) -> dict[str, A
     return found
 
 
-def _ratio(name: str, above: CellTimes, below: CellTimes) -> dict[str, Any]:
-    """`above` / `below` under this name, and the ends of its interval; of one by itself 1."""
-    value, interval = (1.0, None) if above is below else ratio_of(above, below)
+def _ratio(name: str, above: CellTimes, below: CellTimes) -> tuple[dict[str, Any], str]:
+    """`above` / `below` and its interval under this name, and its source; of one by itself 1."""
+    pair = (1.0, None) if above is below else paired(above, below)
+    value, interval = pair or unpaired(above, below)
     low, high = interval or (None, None)
-    return {name: value, f"{name}_low": low, f"{name}_high": high}
+    found = {name: value, f"{name}_low": low, f"{name}_high": high}
+    return found, "paired" if pair else "unpaired"

@@ -66,7 +66,7 @@ def load_entry_points() -> list[str]:
 def load_file(path: str, *, replace: bool = False) -> list[str]:
     """Import a user's file, once, and return its implementations as they are called now.
 
-    A name that several files register is told apart in all of them, as `a:mine` and `b:mine`. With
+    A name that several files register gets that of its file in front: `a:mine` and `b:mine`. With
     `replace` they may be those of installed ones, built-in or not, whose place they take.
 
     Raises:
@@ -80,11 +80,11 @@ def load_file(path: str, *, replace: bool = False) -> list[str]:
     own = {name: of for name, (of, item) in _OF_FILES.items() if before.get(name) is item}
     if file in own.values():
         return [name for name, of in own.items() if of == file]
-    aside = {name: f"{of}:{name.rpartition(':')[2]}" for name, of in own.items()}
+    whole = {name: f"{of}:{name.rpartition(':')[2]}" for name, of in own.items()}
     installed = before.keys() - own.keys() if replace else ()
     try:
         with IMPLEMENTATIONS.changed_as_one(replaceable=installed):
-            IMPLEMENTATIONS.rename(aside)
+            IMPLEMENTATIONS.rename(whole)
             there = dict(IMPLEMENTATIONS.items())
             # As `python file.py` does, so that the file can import its neighbours.
             sys.path.insert(0, str(file.parent))
@@ -93,8 +93,8 @@ def load_file(path: str, *, replace: bool = False) -> list[str]:
             _import(module if module not in sys.modules else f"{module}_{len(sys.modules)}", file)
             found = [n for n, item in IMPLEMENTATIONS.items() if there.get(n) is not item]
             full = {f"{file}:{name}": name for name in found}
-            apart = _told_apart([*aside.values(), *full])
-            IMPLEMENTATIONS.rename({full.get(old, old): new for old, new in apart.items()})
+            short = _shortened([*whole.values(), *full])
+            IMPLEMENTATIONS.rename({full.get(old, old): new for old, new in short.items()})
     except AttnbenchError as err:
         raise UsageError(f"{path} (--impl): {err}") from err
     except (Exception, SystemExit) as err:
@@ -104,13 +104,13 @@ def load_file(path: str, *, replace: bool = False) -> list[str]:
             f"{path} registers no implementation (--impl); decorate a function with"
             ' @attention("name") from attnbench.api'
         )
-    for old, new in apart.items():
+    for old, new in short.items():
         _OF_FILES[new] = Path(old.rpartition(":")[0]), IMPLEMENTATIONS.get(new)
     return load_file(path)
 
 
-def _told_apart(names: list[str]) -> dict[str, str]:
-    """Names after the whole path of their file, each with as much of it as tells several apart."""
+def _shortened(names: list[str]) -> dict[str, str]:
+    """For each `path:name` the name, or where several files have it the shortest unique end."""
     paths = {n: n.rpartition(":")[0].removesuffix(".py") for n in names}
     short = {}
     for name, path in paths.items():

@@ -104,8 +104,8 @@ def compare(options: dict[str, Any]) -> ExitCode:
     with GateDisplay(quiet=options["quiet"]) as display:
         for words in _introduced(asked):
             display.say(words)
-        told = partial(say, err=True)
-        with result_folder(options["output"], options["name"], told) as folder:
+        warn = partial(say, err=True)
+        with result_folder(options["output"], options["name"], warn) as folder:
             run = _measured(asked, options, display, folder)
             display.close()
             return _finish(run, folder, options["quiet"]).exit_code

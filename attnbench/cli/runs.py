@@ -116,10 +116,10 @@ def export(run: str, output: Path, kind: str, to: Path | None, **chosen: Any) ->
     if kind == "parquet" and to is None:
         raise UsageError("parquet is binary; name a file with --to FILE")
     frame = table.load(loaded_run(find_run(run, output)), chosen["baseline"])
-    columns = chosen["columns"]
-    rows = table.selected(frame, chosen["where"], columns)
-    if kind in ("latex", "markdown"):
-        rows = table.for_people(frame.loc[rows.index], columns)
+    columns, for_people = chosen["columns"], kind in ("latex", "markdown")
+    rows = table.selected(frame, chosen["where"], None if for_people else columns)
+    if for_people:
+        rows = table.for_people(rows, columns)
     if rows.empty and not frame.empty:
         say("no row matches --where", err=True)
     write = getattr(table, f"to_{kind}")

@@ -388,8 +388,8 @@ def implementations(
 def chosen(asked: Collection[str], own: Iterable[Collection[str]]) -> list[str]:
     """The implementations asked for by name, and all of each file of which none is asked for.
 
-    `own` are the names that each of the user's files registered. Whoever asks for `a:mine` does
-    not ask for `b:mine`.
+    `own` are the names that each of the user's files registered. Asking for `a:mine`
+    does not ask for `b:mine`.
     """
     bare = {f":{base_name(text).rpartition(':')[2]}" for text in asked}
     left = (
