@@ -30,7 +30,7 @@ EXPONENTS = FigureKind(
 FIT = FigureKind(
     name="fit",
     title="Fitted exponents",
-    reading="Median times with 95 % intervals, and overhead + c · size^p fitted to the sizes that"
+    reading="Times with 95 % intervals, and overhead + c · size^p fitted to the sizes that"
     " count; the band has the slopes of the exponent's interval. Sizes on grey, with hollow"
     " markers, do not count, for the reason above the panel; the line is dashed beyond those that"
     " do.",
