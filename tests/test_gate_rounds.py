@@ -188,9 +188,10 @@ def test_what_fails_when_it_is_asked_has_its_code(tmp_path):
 
         def sampled(cell):
             request = TakeSample(cell, 2, 4)
-            ns = [
-                ns for _ in range(2) for ns in processes.ask("candidate", request, SampleTaken).ns
-            ]
+            ns: list[int] = []
+            while len(ns) < 8:  # 0 is a clock that stood still
+                taken = processes.ask("candidate", request, SampleTaken)
+                ns += [each for each in taken.ns if each > 0]
             return min(ns) / 1000
 
         assert failure("candidate", TakeSample(2, 9, 9)) == (
