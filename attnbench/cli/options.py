@@ -35,6 +35,7 @@ Option = Callable[[Command], Command]
 
 if TYPE_CHECKING:
     from attnbench.execution.store import Run
+    from attnbench.report.document import Document
 
     ParamType = click.ParamType[Any]
 else:  # generic in click's stubs and latest releases, but not in the 8.1 we still accept
@@ -70,6 +71,18 @@ def loaded_run(path: Path) -> Run:
     if run.unfinished:
         say(run.unfinished, err=True)
     return run
+
+
+def show(document: Document, options: dict[str, Any]) -> None:
+    """Print a document in the format of the options.
+
+    Raises:
+        UsageError: it is not to be had in that.
+    """
+    from attnbench.report.render import rendered
+
+    format_ = "json" if options["as_json"] else options["format_"]
+    click.echo(rendered(document, format_), nl=False)
 
 
 def silence(stream: Any) -> None:
@@ -227,8 +240,8 @@ def threads_option(default: str = "torch's default", before: str = "") -> Option
     )
 
 
-_SHARED = {name[2:]: _option(name, *row) for name, row in _TABLE["shared"].items()}
-device_option, seed_option, output_option, baseline_option = _SHARED.values()
+_SHARED = {name.split()[0][2:]: _option(name, *row) for name, row in _TABLE["shared"].items()}
+device_option, seed_option, output_option, baseline_option, *_ = _SHARED.values()
 
 
 def run_argument(command: Command) -> Command:

@@ -91,10 +91,14 @@ def report(run: str, output: Path, baseline: str | None) -> None:
         if baseline:
             raise UsageError(f"{gate} is a gate run, which has a base of its own; drop --baseline")
         from attnbench.gate.decide.verdict import decide
-        from attnbench.report.gate.outputs import write_page
+        from attnbench.report.documents.gate import document
+        from attnbench.report.files import page_of, write_files
 
         loaded = load_gate(gate)
-        click.echo(write_page(gate, loaded, decide(loaded)))
+        found = document(loaded, decide(loaded))
+        for warning in write_files(gate, found, ["html"]):
+            say(f"Warning: {warning}", err=True)
+        click.echo(page_of(gate, found))
     else:
         from attnbench.report.pages import write_report
 

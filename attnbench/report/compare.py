@@ -16,9 +16,10 @@ from attnbench.base.stats import median
 from attnbench.gate.decide.data import Checked
 from attnbench.gate.decide.exact import compare as exact_differences
 from attnbench.report import parts
-from attnbench.report.gate.texts import change, flat, interval, labels
+from attnbench.report.labels import labels
 from attnbench.report.parts import Part, Section
-from attnbench.report.tables import value_text
+from attnbench.report.render.tables import value_text
+from attnbench.report.render.written import clean as flat
 from attnbench.schema.record import Cell
 from attnbench.theory.flags import profile_command
 from attnbench.version import __version__
@@ -57,7 +58,8 @@ def _same(found: Comparison, same: Compared) -> Iterator[Part]:
     names |= dict(zip((cell.key for cell in cells), own, strict=True))
     lines = {
         row.key: (
-            names[row.key], row.verdict, change(row.ratio), interval(row.low, row.high),
+            names[row.key], row.verdict, units.change(row.ratio),
+            units.change_interval(row.low, row.high),
             units.time(row.before_us), units.time(row.after_us),
         )
         for row in same.rows
@@ -119,7 +121,7 @@ def _common(same: Compared) -> Iterator[str]:
     if same.spread.shifts:
         usual = max(map(abs, same.spread.shifts))
         known = f"between earlier runs of equal code up to ± {_percent(usual)}"
-    yield f"all times together: {change(math.exp(same.shift.run))} ({known})"
+    yield f"all times together: {units.change(math.exp(same.shift.run))} ({known})"
     own = [abs(value) for value in same.shift.groups.values()]
     if own and max(own) > NOTABLE:
         count = sum(value > NOTABLE for value in own)

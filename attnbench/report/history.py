@@ -14,12 +14,12 @@ from matplotlib.figure import Figure
 
 from attnbench.analysis.history.series import VERDICTS, Found, Line, Series, Verdict
 from attnbench.base import units
-from attnbench.base.units import counted, tally
+from attnbench.base.units import change, counted, tally
 from attnbench.report import figures, parts
 from attnbench.report.figures import INK, QUIET, Look
-from attnbench.report.gate.texts import change
 from attnbench.report.parts import Part, Section
-from attnbench.report.tables import value_text
+from attnbench.report.render.html import data_uri
+from attnbench.report.render.tables import value_text
 
 NAME = "history"
 PANELS = 24  # lines of a machine that are drawn
@@ -153,7 +153,7 @@ def draw_all(series: Series, lines: Sequence[Line]) -> Iterator[str]:
     with mpl.rc_context(fname=figures.STYLE):
         for line in lines:
             look = looks[line.name.split()[0]] if line.kind == "cell" else COMMON
-            yield figures.data_uri(figures.svg_of(_panel(series, line, look)))
+            yield data_uri(figures.svg_of(_panel(series, line, look)))
 
 
 def _panel(series: Series, line: Line, look: Look) -> Figure:

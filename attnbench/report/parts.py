@@ -11,7 +11,7 @@ from rich.text import Text
 
 from attnbench.base import units
 from attnbench.base.files import write_whole
-from attnbench.report import tables
+from attnbench.report.render import tables
 
 SIGNS = {
     "slower": "✗", "regression": "✗", "faster": "↓", "improvement": "↓", "suspicious": "?",
@@ -125,9 +125,9 @@ def write_all(folder: Path, name: str, sections: Sequence[Section]) -> Path:
     Raises:
         StoreError: the folder cannot be written.
     """
-    from attnbench.report.pages import template  # matplotlib
+    from attnbench.report.render.html import template
 
-    page = template("parts.html.jinja").render(
+    page = template("parts.html.jinja", Path(__file__).parent).render(
         name=f"attnbench {name}", sections=sections, signs=SIGNS, classes=CLASSES
     )
     write_whole(folder / f"{name}.md", markdown(f"attnbench {name}", sections))
