@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +83,18 @@ def show(document: Document, options: dict[str, Any]) -> None:
 
     format_ = "json" if options["as_json"] else options["format_"]
     click.echo(rendered(document, format_), nl=False)
+
+
+def written(
+    folder: Path, document: Document, formats: Sequence[str] = ("markdown", "html")
+) -> Document:
+    """Write a document into a folder; return it with the path of its page first."""
+    from attnbench.report.files import write_files
+
+    document, warnings = write_files(folder, document, formats)
+    for warning in warnings:
+        say(f"Warning: {warning}", err=True)
+    return document
 
 
 def silence(stream: Any) -> None:

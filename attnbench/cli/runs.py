@@ -22,9 +22,11 @@ from attnbench.cli.options import (
     loaded_run,
     run_argument,
     say,
+    show,
     wrapped,
+    written,
 )
-from attnbench.errors import ExitCode, StoreError, UsageError
+from attnbench.errors import StoreError, UsageError
 
 
 @click.command("list")
@@ -92,13 +94,10 @@ def report(run: str, output: Path, baseline: str | None) -> None:
             raise UsageError(f"{gate} is a gate run, which has a base of its own; drop --baseline")
         from attnbench.gate.decide.verdict import decide
         from attnbench.report.documents.gate import document
-        from attnbench.report.files import page_of, write_files
 
         loaded = load_gate(gate)
-        found = document(loaded, decide(loaded))
-        for warning in write_files(gate, found, ["html"]):
-            say(f"Warning: {warning}", err=True)
-        click.echo(page_of(gate, found))
+        found = written(gate, document(loaded, decide(loaded)), ["html"])
+        click.echo(found.commands[0][1])
     else:
         from attnbench.report.pages import write_report
 
@@ -163,7 +162,9 @@ def merge(runs: tuple[str, ...], output: Path, **options: Any) -> None:
 @click.command()
 @click.argument("folder", type=PATH)
 @command_options("history")
-def history(folder: Path, run: str | None, output: Path, least: float) -> None:
+def history(
+    folder: Path, run: str | None, output: Path, least: float, **options: Any
+) -> None:  # fmt: skip
     """Show where times changed for good, over the runs in a folder.
 
     FOLDER holds run folders, or history.jsonl, a line a run, to which --add appends one: a name in
@@ -185,20 +186,17 @@ def history(folder: Path, run: str | None, output: Path, least: float) -> None:
         return
     from attnbench.analysis.history import series
     from attnbench.analysis.history.steps import Rules
-    from attnbench.report import history as report
-    from attnbench.report import parts
+    from attnbench.report.documents.history import document
 
-    machines = series.history(entries.read(folder), Rules(least=least))
-    page = report.write_all(folder, machines)
-    click.echo(parts.terminal(list(map(report.section, machines))), nl=False)
-    click.echo(f"page: {page}")
+    machines = document(series.history(entries.read(folder), Rules(least=least)))
+    show(written(folder, machines), options)
 
 
 @click.command()
 @click.argument("sources", type=RUN, nargs=-1, metavar="A B [C]...")
 @command_options("compare")
 def compare(
-    sources: tuple[str, ...], fail_slower: bool, as_json: bool, name: str | None, output: Path
+    sources: tuple[str, ...], fail_slower: bool, name: str | None, output: Path, **options: Any
 ) -> None:
     """Compare runs that were measured at different times.
 
@@ -210,28 +208,18 @@ def compare(
     """
     from attnbench.analysis import compare as analysis
     from attnbench.base.files import make_folder
-    from attnbench.base.jsontext import encode
     from attnbench.gate.decide.stored import folder_of_gate
-    from attnbench.report import compare as report
-    from attnbench.report import parts
+    from attnbench.report.documents.compare import document
 
     for gate in filter(None, (folder_of_gate(source, output) for source in sources)):
         raise UsageError(
             f"{gate} is a gate run: it has compared its two versions itself; see it with:"
             f" attnbench gate --replay {gate}"
         )
-    found = analysis.compare(sources, output)
-    sections = list(map(report.section, found))
-    page = parts.write_all(make_folder(output, name), "compare", sections) if name else None
-    if as_json:
-        click.echo(encode(report.as_json(found)).decode())
-    else:
-        click.echo(parts.terminal(sections), nl=False)
-        if page:
-            click.echo(f"page: {page}")
-    slower = any(r.verdict == "slower" for c in found if c.same for r in c.same.rows)
-    if fail_slower and slower:
-        raise SystemExit(int(ExitCode.FINDING))
+    found = document(analysis.compare(sources, output), fail_slower=fail_slower)
+    show(written(make_folder(output, name), found) if name else found, options)
+    if found.exit_code:
+        raise SystemExit(int(found.exit_code))
 
 
 def _pages() -> dict[str, Path]:

@@ -6,7 +6,7 @@ A producer (`report.documents`) writes no unit, sign, colour or width; a rendere
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,7 @@ Unit = Literal[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Value:
     """A number in its unit, with its interval [low, high] where that is known.
 
@@ -47,9 +47,9 @@ class Sentence:
     figures: Mapping[str, Value] = field(default_factory=dict)
 
 
-def sentence(text: str, **figures: Value | str) -> Sentence:
+def sentence(text: str, **figures: Value | str | None) -> Sentence:
     """A sentence; names from outside are figures, too, so that their braces mean nothing."""
-    known = {k: v if isinstance(v, Value) else Value(number=v) for k, v in figures.items()}
+    known = {k: v if isinstance(v, Value) else Value(v) for k, v in figures.items()}
     return Sentence(text, known)
 
 
@@ -60,8 +60,9 @@ Words = str | Sentence
 class Finding:
     """A verdict on a subject, and why. `verdict` is the domain's own word: shown, never parsed.
 
-    `test` is its class and name in JUnit XML, which do not depend on what else was measured;
-    `figures` is what the verdict rests on, `notes` is what changed beside it.
+    `test` is its class and name in JUnit XML, which must not depend on what else was measured;
+    without it is in none. `figures` is what the verdict rests on, `notes` is what changed beside
+    it.
     """
 
     sign: Sign
@@ -82,13 +83,15 @@ class Table:
 
     A column whose header is empty stands in JSON alone. Those of `spare` go first where the place
     is too narrow, in this order; then texts of the column `cut` lose their middle. A terminal shows
-    the first `most` rows. `sums` says that the last row sums up the others.
+    the first `most` rows. `interval` heads the column of intervals; with `sums` the last row
+    is the sum.
     """
 
     columns: Mapping[str, str]
     rows: Sequence[Sequence[Cell]]
     spare: Sequence[str] = ()
     cut: str = ""
+    interval: str = "95 % interval"
     most: int = 60
     sums: bool = False
 
@@ -111,7 +114,7 @@ class Figure:
     draw: Callable[[Path], Sequence[Picture]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Text:
     """Sentences, one below the other; or commands to copy. `quiet` explains, and says no result."""
 
@@ -123,7 +126,7 @@ class Text:
 Facts = Mapping[str, Value]  # by name
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Section:
     """Parts under a title; one that is `folded` is not on the terminal."""
 
@@ -139,8 +142,7 @@ Part = Finding | Table | Figure | Text | Facts | Section
 class Document:
     """What a command found. `about` is what it is of, in a few words; `facts` are its rules.
 
-    `commands` say what to do next: pairs of a label and a command or a path. Where `verdicts`, its
-    findings are test cases of JUnit XML.
+    `commands` say what to do next: pairs of a label and a command or a path.
     """
 
     kind: str
@@ -152,7 +154,6 @@ class Document:
     created: str = ""
     spent_s: float | None = None
     commands: Sequence[tuple[str, str]] = ()
-    verdicts: bool = True
 
 
 def facts(known: Mapping[str, Any]) -> Facts:
@@ -161,11 +162,22 @@ def facts(known: Mapping[str, Any]) -> Facts:
     for name, value in known.items():
         if isinstance(value, dict):  # that of the caches, whose values are bytes
             parts = value.items() if name != "ceilings" else ()  # which have a table of their own
-            found |= {f"{name}, {key}": Value(number=x, unit="bytes") for key, x in parts}
+            found |= {f"{name}, {key}": Value(x, "bytes") for key, x in parts}
         elif isinstance(value, list | tuple):
-            found[name] = Value(number=", ".join(map(str, value)))
+            found[name] = Value(", ".join(map(str, value)))
         elif type(value) is int and name.endswith("_bytes"):
-            found[name] = Value(number=value, unit="bytes")
+            found[name] = Value(value, "bytes")
         else:
-            found[name] = Value(number=value if value is None else str(value))
+            found[name] = Value(value if value is None else str(value))
     return found
+
+
+def changes(differing: Iterable[tuple[str, Any, Any]]) -> list[Sentence]:
+    """Facts that differ, given by name, before and after: `torch: 2.11.0 → 2.13.0`."""
+    return [
+        sentence("{name}: {before} → {after}", name=name, before=was.get(name), after=now.get(name))
+        for one, before, after in differing
+        for was, now in ((facts({one: before}), facts({one: after})),)
+        for name in {**was, **now}
+        if was.get(name) != now.get(name)
+    ]

@@ -24,10 +24,11 @@ MOST_BYTES = 900_000  # of a summary: beyond 1 MiB GitHub shows none of it
 
 def write_files(
     folder: Path, document: Document, formats: Sequence[str] = ("markdown", "html")
-) -> list[str]:
-    """Write the document into an existing folder, a file a format; return what went wrong.
+) -> tuple[Document, list[str]]:
+    """Write the document into an existing folder, a file a format.
 
-    The page comes last, with its figures in plots/: one that cannot be drawn ends nothing.
+    Returns it with the path of its page as the first of its commands, and what went wrong: a figure
+    that cannot be drawn, on the page, hides no verdict.
 
     Raises:
         StoreError: the folder cannot be written.
@@ -35,20 +36,15 @@ def write_files(
     failed: list[str] = []
     for name in formats:
         try:
-            text = (
-                html.render(document, folder / PLOTS, failed)
-                if name == "html"
-                else rendered(document, name)
-            )
-            write_whole(page_of(folder, document, name), text)
+            if name == "html":
+                text = html.render(document, folder / PLOTS, failed)
+            else:
+                text = rendered(document, name)
+            write_whole(folder / f"{document.kind}{SUFFIXES[name]}", text)
         except OSError as err:
             raise StoreError(f"cannot write {folder} ({err.strerror})") from err
-    return failed
-
-
-def page_of(folder: Path, document: Document, format_: str = "html") -> Path:
-    """Where a format of the document is written: `gate.html`."""
-    return folder / f"{document.kind}{SUFFIXES[format_]}"
+    page = "page", str(folder / f"{document.kind}{SUFFIXES['html']}")
+    return replace(document, commands=[page, *document.commands]), failed
 
 
 def append_summary(document: Document) -> str | None:
@@ -77,7 +73,5 @@ def write_gate_files(folder: Path, run: GateRun, outcome: Outcome) -> tuple[Docu
     """
     found = gate.document(run, outcome, write_gate(folder, run, outcome))
     summary = append_summary(found)
-    warnings = write_files(folder, found, ("junit", "markdown", "html"))
-    page = ("page", str(page_of(folder, found)))
-    found = replace(found, commands=[page, *found.commands])
+    found, warnings = write_files(folder, found, ("junit", "markdown", "html"))
     return found, [summary, *warnings] if summary else warnings

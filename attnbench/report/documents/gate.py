@@ -60,6 +60,7 @@ ROUNDS = (
     " control must lie around 0, the positive control on the line."
 )
 _LIBRARIES = ("torch", "cuda", "driver", "python", "blas", "cpu_capability")  # said first
+SUITE = "attnbench gate"
 MOST_PROFILES = 3  # commands that are printed
 MOST_DIFFERENCES = 8  # of environments, in one line
 
@@ -88,25 +89,25 @@ def document(run: GateRun, outcome: Outcome, file: Path | None = None) -> Docume
                counts=counts) if common else f"{count}: {counts}", *_measured(run)],
         created=run.created, spent_s=_total_s(run), commands=commands,
         facts={
-            **{of.name: Value(number=versions[i].partition(": ")[2])
+            **{of.name: Value(versions[i].partition(": ")[2])
                for i, of in enumerate((run.base, run.candidate))},
-            **{name: Value(number=getattr(run.rules, name), unit="share")
+            **{name: Value(getattr(run.rules, name), "share")
                for name in ("threshold", "margin", "alpha")},
-            "rounds": Value(number=_rounds(run)), "environment": Value(number=_machine(run)),
+            "rounds": Value(_rounds(run)), "environment": Value(_machine(run)),
         },
         sections=[
-            Section(title="Cells", parts=[
-                table, Text(lines=[READING], quiet=True),
+            Section("Cells", [
+                table, Text([READING], quiet=True),
                 *(replace(of, reason="") if of.sign == "good" else of for of in found),
             ] if rows else []),
-            Section(title="Rounds", parts=[figure] if run.rounds else []),
-            Section(title="Controls", parts=list(_controls(run, outcome))),
-            Section(title="Counts and memory", folded=True, parts=list(_exact(run, names))),
-            Section(title="How it was measured", folded=True, parts=[
-                Text(lines=[_promise(run.rules), *_incidents(run, names), *(
+            Section("Rounds", [figure] if run.rounds else []),
+            Section("Controls", list(_controls(run, outcome))),
+            Section("Counts and memory", folded=True, parts=list(_exact(run, names))),
+            Section("How it was measured", folded=True, parts=[
+                Text([_promise(run.rules), *_incidents(run, names), *(
                     f"{of.name}: {f}" for of in (run.base, run.candidate) for f in of.files)]),
-                Section(title="Environment", folded=True, parts=[facts(run.environment)]),
-                Section(title="Options", folded=True, parts=[facts(run.options)]),
+                Section("Environment", folded=True, parts=[facts(run.environment)]),
+                Section("Options", folded=True, parts=[facts(run.options)]),
             ]),
         ],
     )  # fmt: skip
@@ -127,14 +128,15 @@ def _conclusion(outcome: Outcome) -> Finding:
         ExitCode.ENVIRONMENT: ("open", "not to be trusted", outcome.controls.untrusted or ""),
     }
     sign, verdict, reason = words[outcome.exit_code]
-    return Finding(sign=sign, verdict=verdict, subject="the run", reason=reason)
+    end = "the run"
+    return Finding(sign=sign, verdict=verdict, subject=end, reason=reason, test=(SUITE, end))
 
 
 def finding(name: str, row: Row) -> Finding:
     """The verdict on a cell."""
-    figures = {"ratio": Value(number=row.ratio, unit="change", low=row.low, high=row.high)}
+    figures = {"ratio": Value(row.ratio, "change", low=row.low, high=row.high)}
     if row.wins is not None:
-        figures |= {"wins": Value(number=row.wins), "rounds": Value(number=row.rounds)}
+        figures |= {"wins": Value(row.wins), "rounds": Value(row.rounds)}
     return Finding(
         sign=SIGNS[row.verdict], verdict=row.verdict, subject=name, reason=row.reason,
         test=(row.cell.impl, case_words(row.cell)), figures=figures, notes=row.notes,
@@ -144,10 +146,10 @@ def finding(name: str, row: Row) -> Finding:
 def changed(row: Row) -> Value:
     """The change that decides, with its metric and, of times, its interval; or the metric alone."""
     if not row.changes:
-        return Value(number=None, unit="change")
+        return Value(None, "change")
     first = row.changes[0]
     low, high = (row.low, row.high) if first.metric == "time" else (None, None)
-    return Value(number=first.ratio, unit="change", low=low, high=high, of=first.metric)
+    return Value(first.ratio, "change", low=low, high=high, of=first.metric)
 
 
 def wins(row: Row) -> str:
@@ -169,30 +171,27 @@ def _draw(run: GateRun, outcome: Outcome, folder: Path) -> list[Picture]:
 
 def _controls(run: GateRun, outcome: Outcome) -> Iterator[Finding]:
     """What the positive control and the A/A control have shown."""
-    found = outcome.controls
-    threshold = Value(number=run.rules.threshold, unit="share")
+    found, name = outcome.controls, "positive control"
     signs: dict[bool | None, tuple[Sign, str, str]] = {
-        None: ("none", "not timed", "a slowdown of {threshold}: none, since no time was compared"),
-        True: ("good", "found", "a slowdown of {threshold} was found: seen as {seen}, beyond the"
-               " margin in {wins} of {rounds} rounds"),
-        False: ("open", "not found", "a slowdown of {threshold} was not found, so that passing says"
-                " nothing: {missing}"),
+        None: ("none", "not timed", "none, since no time was compared"),
+        True: ("good", "found", "was found: seen as {seen}, beyond the margin in {wins} of {rounds}"
+               " rounds"),
+        False: ("open", "not found", "was not found, so that passing says nothing: {missing}"),
     }  # fmt: skip
     sign, verdict, text = signs[found.found]
-    why = missing(run, found) if found.found is False else ""
-    seen = Value(number=found.planted_ratio, unit="change")
-    yield Finding(
-        sign=sign, verdict=verdict, subject="positive control",
-        reason=sentence(text, threshold=threshold, seen=seen, missing=why,
-                        wins=Value(number=found.wins), rounds=Value(number=found.rounds)),
+    reason = sentence(
+        "a slowdown of {threshold} " + text, threshold=Value(run.rules.threshold, "share"),
+        seen=Value(found.planted_ratio, "change"), wins=Value(found.wins),
+        rounds=Value(found.rounds), missing=missing(run, found) if found.found is False else "",
     )  # fmt: skip
-    null = Value(number=found.null_ratio, unit="change")
-    text = "the base against itself: {null}" + "; not to be trusted: {why}" * bool(found.untrusted)
-    yield Finding(
-        sign="open" if found.untrusted else "none" if found.found is None else "good",
-        verdict="untrusted" if found.untrusted else "not timed" if found.found is None else "quiet",
-        subject="A/A control", reason=sentence(text, null=null, why=found.untrusted or ""),
-    )  # fmt: skip
+    yield Finding(sign=sign, verdict=verdict, subject=name, reason=reason, test=(SUITE, name))
+    name, text = "A/A control", "the base against itself: {null}"
+    sign, verdict = ("none", "not timed") if found.found is None else ("good", "quiet")
+    if found.untrusted:
+        sign, verdict, text = "open", "untrusted", text + "; not to be trusted: {why}"
+    null = Value(found.null_ratio, "change")
+    reason = sentence(text, null=null, why=found.untrusted or "")
+    yield Finding(sign=sign, verdict=verdict, subject=name, reason=reason, test=(SUITE, name))
 
 
 def _versions(run: GateRun) -> list[str]:
@@ -246,9 +245,9 @@ def _promise(rules: Rules) -> Sentence:
         "A slowdown of {threshold} is found, or its cell stays open. What is slower by less than"
         " the margin of {margin} is called a regression in at most {alpha} of runs, given"
         " independent rounds and a bias within the margin.",
-        threshold=Value(number=rules.threshold, unit="share"),
-        margin=Value(number=rules.margin, unit="share"),
-        alpha=Value(number=rules.alpha, unit="share"),
+        threshold=Value(rules.threshold, "share"),
+        margin=Value(rules.margin, "share"),
+        alpha=Value(rules.alpha, "share"),
     )
 
 
@@ -291,7 +290,7 @@ def _measured(run: GateRun) -> list[Words]:
     text += "; it ended before all was decided" * run.over_budget
     text += ": " * bool(parts) + ", ".join(f"{name} {{{name}}}" for name in parts)
     seconds = {"total": _total_s(run), "budget": run.rules.budget_s, **parts}
-    known = {name: Value(number=value, unit="s") for name, value in seconds.items()}
+    known = {name: Value(value, "s") for name, value in seconds.items()}
     return [_machine(run), sentence(text, count=_rounds(run), **known)]
 
 
@@ -353,13 +352,13 @@ def _exact(run: GateRun, names: Sequence[str]) -> Iterator[Part]:
     )  # fmt: skip
     yield Table(columns=columns, rows=differing)
     if not differing:
-        yield Text(lines=["Nothing differs between the versions."])
+        yield Text(["Nothing differs between the versions."])
     if alike:
         rows = [Table(columns=columns, rows=alike)]
-        yield Section(title="The same in both versions", parts=rows, folded=True)
+        yield Section("The same in both versions", rows, folded=True)
 
 
 def _exactly(value: Any) -> Value:
     units_: dict[type, Unit] = {int: "count", float: "number"}
     unit = units_.get(type(value), "text")
-    return Value(number=value if unit != "text" or value is None else str(value), unit=unit)
+    return Value(value if unit != "text" or value is None else str(value), unit=unit)

@@ -23,7 +23,8 @@ def render(document: Document) -> str:
     Raises:
         UsageError: the document has no verdicts.
     """
-    if not document.verdicts:
+    found = written.tests(document.sections)
+    if not found and not document.conclusion.test:
         formats = "text, markdown, json, html"
         raise UsageError(f"--format junit: {document.kind} has no verdicts; formats: {formats}")
     suite_name = f"attnbench {document.kind}"
@@ -37,11 +38,10 @@ def render(document: Document) -> str:
         "conclusion": written.conclusion(document.conclusion),
     }
     _add_properties(suite, (facts | end).items())
-    found = list(written.findings(document.sections))
-    if document.exit_code and not any(of.sign in ("bad", "open") for of in found):
-        found.append(document.conclusion)
-    for of in found:
-        group, name = map(written.clean, of.test or (suite_name, of.subject))
+    if document.exit_code and not any(of.sign in ("bad", "open") for of in found.values()):
+        found[suite_name, document.conclusion.subject] = document.conclusion
+    for test, of in found.items():
+        group, name = map(written.clean, test)
         case = ElementTree.SubElement(suite, "testcase", {"classname": group, "name": name})
         element = "error" if of is document.conclusion else ELEMENTS.get(of.sign)
         if element is not None:

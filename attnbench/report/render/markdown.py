@@ -25,7 +25,10 @@ def render(document: Document) -> str:
 
 
 def _section(section: Section, level: int) -> Iterator[str]:
-    found = [block for parts in written.runs_of(section.parts) for block in _parts(parts, level)]
+    parts = section.parts
+    if section.folded:
+        parts = [part for part in parts if not (isinstance(part, Section) and part.folded)]
+    found = [block for of in written.runs_of(parts) for block in _parts(of, level)]
     if not any(found):
         return
     title = escape(written.clean(section.title))
@@ -51,7 +54,7 @@ def _parts(parts: Sequence[Part], level: int) -> Iterator[str]:
             yield "\n\n".join(escape(written.words(line)) for line in lines)
         case Text(lines=lines):
             yield bullets(map(written.words, lines))
-        case Section() as inner if not inner.folded:
+        case Section() as inner:
             yield from _section(inner, level + 1)
         case Mapping() as known:
             yield bullets(f"{name}: {text}" for name, text in written.facts(known).items())

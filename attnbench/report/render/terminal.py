@@ -34,13 +34,15 @@ def render(document: Document, to: Console | None = None) -> str:
     return tables.shown(*parts, to=to).lstrip("\n")
 
 
-def _sections(sections: Sequence[Section], to: Console) -> Iterator[RenderableType]:
+def _sections(
+    sections: Sequence[Section], to: Console, before: str = "\n"
+) -> Iterator[RenderableType]:
     for section in sections:
         if section.folded:
             continue
         found = [part for parts in written.runs_of(section.parts) for part in _parts(parts, to)]
         if found:
-            yield Shown(f"\n{written.clean(section.title)}", style="bold")
+            yield Shown(f"{before}{written.clean(section.title)}", style="bold")
             yield from found
 
 
@@ -58,9 +60,10 @@ def _parts(parts: Sequence[Part], to: Console) -> Iterator[RenderableType]:
                 if copy:
                     yield Shown(written.clean(str(words), whole=True), no_wrap=True)
                 else:
-                    yield _line(written.words(words), to, "dim" if quiet else "")
+                    bullet = "- " * (len(lines) > 1 and not quiet)
+                    yield _line(bullet + written.words(words), to, "dim" if quiet else "")
         case Section() as inner:
-            yield from _sections([inner], to)
+            yield from _sections([inner], to, "")
         case Mapping() as facts:
             for name, text in written.facts(facts).items():
                 yield _line(f"{name}: {text}", to)
@@ -69,21 +72,19 @@ def _parts(parts: Sequence[Part], to: Console) -> Iterator[RenderableType]:
 
 
 def _table(table: Table, to: Console) -> Iterator[RenderableType]:
+    if not table.rows:
+        return
     found = written.grid(table)
     rows = [
         [Shown(text, LOOKS[sign].style) if sign else text for text, sign in zip(*row, strict=True)]
         for row in zip(found.rows, found.signs, strict=True)
-    ][: table.most]
-    heads = found.header
-    right = [head for head, number in zip(heads, found.numbers, strict=True) if number]
-    spare = [table.columns[name] for name in table.spare]
-    whole = [
-        h for h, signs in zip(heads, zip(*found.signs, strict=True), strict=True) if any(signs)
     ]
+    right = [head for head, number in zip(found.header, found.numbers, strict=True) if number]
+    whole = [head for head, sign in zip(found.header, found.signs[0], strict=True) if sign]
+    spare = [table.columns[name] for name in table.spare]
     cut = table.columns.get(table.cut, "")
-    if rows:
-        yield tables.grid(heads, rows, right, whole=whole, spare=spare, to=to, cut=cut)
-    if (more := len(table.rows) - len(rows)) > 0:
+    yield tables.grid(found.header, rows[: table.most], right, whole, spare, to, cut)
+    if (more := len(rows) - table.most) > 0:
         yield Shown(f"… and {units.counted(more, 'more row')} on the page")
 
 

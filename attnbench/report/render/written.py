@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from attnbench.base import units
 from attnbench.report.document import Cell, Finding, Part, Section, Sign, Table, Unit, Value, Words
 
+_NAMED = 8  # subjects of which the same is said
+
 
 class Look(NamedTuple):
     """How a sign is shown: its letter, a style of the terminal, a class of the page."""
@@ -36,7 +38,6 @@ _WRITE: dict[Unit, Callable[[Any], str]] = {
 _INTERVALS: dict[Unit, Callable[[Any, Any], str]] = {
     "us": units.time_interval, "ratio": units.ratio_interval, "change": units.change_interval,
 }  # fmt: skip
-INTERVAL = "95 % interval"
 # What no page, XML file or terminal can show, or what turns the order of letters around: control
 # characters, marks of direction, halves of a pair, non-characters.
 _UNPRINTABLE = re.compile(
@@ -120,7 +121,7 @@ def grid(table: Table) -> Grid:
             [(verdict(c), c.sign) if isinstance(c, Finding) else (value(c), None) for c in column]
         )
         if any(isinstance(of, Value) and of.low is not None for of in column):
-            header.append(INTERVAL)
+            header.append(table.interval)
             numbers.append(True)
             columns.append([(interval(of), None) for of in column])
     rows = [list(row) for row in zip(*columns, strict=True)]
@@ -146,7 +147,13 @@ def reasons(parts: Iterable[Part]) -> list[Reason]:
             found = [(of.sign, words(of.reason))] if of.reason else []
             for key in (*found, *(("none", f"note: {clean(note)}") for note in of.notes)):
                 sharing.setdefault(key, []).append(clean(of.subject))  # type: ignore[arg-type]
-    return [Reason(sign, ", ".join(names), why) for (sign, why), names in sharing.items()]
+    return [Reason(sign, listed(names), why) for (sign, why), names in sharing.items()]
+
+
+def listed(names: Sequence[str]) -> str:
+    """`a, b, c and 12 more`."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def runs_of(parts: Sequence[Part]) -> list[list[Part]]:
@@ -165,14 +172,15 @@ def facts(known: Mapping[str, Value]) -> dict[str, str]:
     return {clean(name): value(of) for name, of in known.items()}
 
 
-def findings(sections: Iterable[Section]) -> Iterable[Finding]:
-    """Every finding once, in tables and beside them."""
-    found: dict[Any, Finding] = {}
-    for section in sections:
-        for part in section.parts:
-            cells = [c for row in part.rows for c in row] if isinstance(part, Table) else [part]
-            inner = findings([part]) if isinstance(part, Section) else cells
-            for of in inner:
-                if isinstance(of, Finding):
-                    found.setdefault(of.test or of.subject, of)
-    return found.values()
+def tests(sections: Iterable[Part]) -> dict[tuple[str, str], Finding]:
+    """The findings that are tests, in tables and beside them, by class and name."""
+    found: dict[tuple[str, str], Finding] = {}
+    for part in sections:
+        match part:
+            case Section(parts=parts):
+                found |= tests(parts) | found
+            case Table(rows=rows):
+                found |= tests(c for row in rows for c in row if isinstance(c, Finding)) | found
+            case Finding(test=(group, name)):
+                found.setdefault((group, name), part)
+    return found
