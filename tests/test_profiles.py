@@ -11,7 +11,10 @@ from msgspec.structs import replace
 
 from attnbench.analysis.profiles import difference, matched
 from attnbench.errors import StoreError, UsageError
-from attnbench.report.profile import figure, page, texts
+from attnbench.report import ops
+from attnbench.report.documents.profile import document, entries
+from attnbench.report.files import write_files
+from attnbench.report.render import rendered
 from attnbench.schema.case import Case
 from attnbench.schema.profile import (
     Live,
@@ -87,7 +90,7 @@ def test_the_changes_always_sum_to_the_difference_of_the_times(seed):
 
     a, b = some("a"), some("b")
     found = difference(a, b)
-    for shown in (found.changes, texts.shown(found, 3), texts.shown(found, 9, least=0.1)):
+    for shown in (found.changes, entries(found, 3), entries(found, 9, least=0.1)):
         assert math.isclose(sum(c.delta_us for c in shown), found.delta_us, abs_tol=1e-6)
         assert math.isclose(sum(c.a_us for c in shown), a.time.median_us, abs_tol=1e-6)
         assert math.isclose(sum(c.b_us for c in shown), b.time.median_us, abs_tol=1e-6)
@@ -112,7 +115,8 @@ def test_a_process_that_is_slower_as_a_whole_changes_no_op_and_the_factor_is_sai
     found = difference(profile(*NAIVE), profile(*scaled(NAIVE, (2.8, 2.75, 2.9)), label="b"))
     assert found.ops == ()
     assert found.common == pytest.approx(2.8, rel=0.04)
-    assert any("2.8 times as long" in text for text in texts.summary(found))
+    both = [(of, Path()) for of in (found.a, found.b)]
+    assert "take 2.8 times as long" in rendered(document(both, found), "markdown")
 
 
 def test_an_op_that_reads_more_or_is_called_more_often_is_named_even_where_its_time_is_the_same():
@@ -150,7 +154,7 @@ def test_the_terminal_keeps_to_eighty_columns_with_the_longest_names(monkeypatch
     monkeypatch.setenv("COLUMNS", "80")
     kernels = [op(f"void at::native::{'long_name_' * 8}{n}<float>(int)", 90.0) for n in range(30)]
     found = difference(profile(*NAIVE, label="naive"), profile(*kernels, *NAIVE, label="mine"))
-    lines = page.terminal(found).splitlines()
+    lines = rendered(document([(found.a, Path()), (found.b, Path())], found)).splitlines()
     assert max(map(len, lines)) <= 80
     header = next(n for n, line in enumerate(lines) if line.startswith("op "))
     assert 10 < len(lines) - header < 30
@@ -158,15 +162,15 @@ def test_the_terminal_keeps_to_eighty_columns_with_the_longest_names(monkeypatch
 
 
 def test_a_profile_that_lost_its_kernels_has_a_page_all_the_same(tmp_path):
-    written = page.write_all(tmp_path, [profile(time_us=900.0)])
-    assert "a call, unprofiled" in written.read_text()
+    write_files(tmp_path, document([(profile(time_us=900.0), tmp_path)]))
+    assert "a call, unprofiled" in (tmp_path / "profile.html").read_text()
 
 
 def test_a_thinned_timeline_keeps_the_peak_and_the_end():
     points = [Live(float(t), (t * 7919) % 1000, "aten::bmm") for t in range(20_000)]
     points[777] = Live(777.0, 5000, "aten::softmax")
-    thin = figure.thinned(points)
-    assert len(thin) <= figure.MOST_POINTS + 3
+    thin = ops.thinned(points)
+    assert len(thin) <= ops.MOST_POINTS + 3
     assert max(thin, key=lambda p: p.live_bytes) == points[777]
     assert thin[-1] == points[-1]
     assert [p.t_us for p in thin] == sorted(p.t_us for p in thin)
@@ -234,7 +238,7 @@ def test_the_command_shows_the_difference_and_names_the_page(profiled):
     done = profiled("naive mine --impl mine.py --name p")
     assert done.exit_code == 0, done.output
     assert "mine takes 1.42 times naive's time" in done.output
-    assert "page: results/p/profile.html" in done.output
+    assert "page:   results/p/profile.html" in done.output
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def unit(value: float, units: _Units) -> tuple[float, str]:
 @_or_unknown
 def _scaled(value: Any, units: _Units) -> str:
     scale, name = unit(value, units)
-    return f"{digits(value / scale)} {name}"
+    return f"{digits(value / scale)} {name}".replace("-", "−")
 
 
 def time(time_us: float | None) -> str:

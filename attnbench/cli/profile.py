@@ -20,6 +20,8 @@ from attnbench.cli.options import (
     given,
     impl_files,
     say,
+    show,
+    written,
 )
 from attnbench.errors import UsageError
 
@@ -65,28 +67,17 @@ def profile(impls: tuple[str, ...], **options: Any) -> None:
             made.append((profile_subject(subject, case, place), place))
     if line:  # the folder is complete by now, and stays even if nobody reads on
         say(line)
-    _show(folder, made, options["top"])
+    _show(folder, made, options)
 
 
-def _show(folder: Path, made: list[tuple[Profile, Path]], top: int) -> None:
+def _show(folder: Path, made: list[tuple[Profile, Path]], options: dict[str, Any]) -> None:
     """Print one profile, or the difference of two; write its page into their folder."""
     from attnbench.analysis.profiles import difference
-    from attnbench.report.profile import one, page
+    from attnbench.report.documents.profile import document
 
-    profiles = [profile for profile, _ in made]
-    found = difference(*profiles) if len(profiles) == 2 else None
-    written = page.write_all(folder, profiles, found)  # also if nobody reads on
-    if found is not None:
-        click.echo(page.terminal(found), nl=False)
-    else:
-        say(one.head(profiles[0]))
-        click.echo(one.text(profiles[0], top), nl=False)
-        for sentence in one.sentences(profiles[0]):
-            say(sentence)
-    for profile, place in made:
-        for line in one.where(profile, place):
-            click.echo(line)
-    click.echo(f"page: {written}")
+    found = difference(made[0][0], made[1][0]) if len(made) == 2 else None
+    # Written first, also if nobody reads on.
+    show(written(folder, document(made, found, options["top"])), options)
 
 
 def _case(impl: str, options: dict[str, Any]) -> tuple[CaseOf, dict[str, Any], str]:

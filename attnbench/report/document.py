@@ -41,7 +41,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Sentence:
-    """Words with values in them: `{name}` stands for that of `figures`."""
+    """Words with `figures` in them: `{name}` is a value, `{name.interval}` its interval."""
 
     text: str
     figures: Mapping[str, Value] = field(default_factory=dict)

@@ -191,6 +191,7 @@ def write(figure: Figure, stem: str, folder: Path) -> Path:
     if engine is not None:
         engine.execute(figure)
     figure.set_layout_engine("none")  # once is enough: it costs more than the writing
+    folder.mkdir(parents=True, exist_ok=True)
     svg = folder / f"{stem}.svg"
     # Not by `savefig`, which draws every figure twice; the SVG, which changes the dpi, comes last.
     canvas: Any = FigureCanvasAgg(figure)

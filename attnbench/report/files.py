@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from attnbench.base.files import write_whole
+from attnbench.base.files import emptied, write_whole
 from attnbench.errors import StoreError
 from attnbench.gate.decide.data import GateRun
 from attnbench.gate.decide.outcome import Outcome
@@ -37,7 +38,9 @@ def write_files(
     for name in formats:
         try:
             if name == "html":
-                text = html.render(document, folder / PLOTS, failed)
+                text = html.render(document, emptied(folder / PLOTS), failed)
+                with contextlib.suppress(OSError):
+                    (folder / PLOTS).rmdir()  # where nothing was drawn
             else:
                 text = rendered(document, name)
             write_whole(folder / f"{document.kind}{SUFFIXES[name]}", text)

@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from attnbench.base import units
-from attnbench.base.files import emptied
 from attnbench.gate.decide.data import GateRun, Round, Variant
 from attnbench.gate.decide.outcome import Outcome
 from attnbench.report import figures
@@ -125,7 +124,6 @@ def draw_all(run: GateRun, outcome: Outcome, folder: Path) -> list[Picture]:
     if not any(strip.dots for strip in strips):
         return []
     ends, common, drawn = limits(run, [*strips, *under]), labels(run.cells)[0], []
-    emptied(folder)
     with mpl.rc_context(fname=figures.STYLE):
         for page in figures.pages(strips, lambda _: (), MOST_ROWS, MOST_PAGES):
             rows, name = [*page.items, *under], common + page.place

@@ -22,7 +22,8 @@ def render(document: Document, to: Console | None = None) -> str:
     parts: list[RenderableType] = [_line(written.words(line), to) for line in document.about]
     parts += _sections(document.sections, to)
     end = document.conclusion
-    text = f"{written.conclusion(end)} (exit code {int(document.exit_code)})"
+    text = written.conclusion(end)
+    text += f" (exit code {int(document.exit_code)})" if end.verdict else ""
     parts += [
         Shown(),
         _line(text, to, f"bold {LOOKS[end.sign].style}".replace("bold bold", "bold")),

@@ -30,12 +30,13 @@ LOOKS: dict[Sign, Look] = {
 }
 # Numbers in words (counts of a sentence) and text are as they are.
 _WRITE: dict[Unit, Callable[[Any], str]] = {
-    "number": units.digits, "count": units.count, "us": units.time, "s": units.seconds,
+    "number": "{:.3g}".format, "count": units.count, "us": units.time, "s": units.seconds,
     "bytes": units.size, "ratio": units.ratio, "change": units.change, "share": units.brief_percent,
     "delta_us": units.delta(units.time), "delta_bytes": units.delta(units.size),
     "tflops": units.flop_rate, "gbps": units.bandwidth,
 }  # fmt: skip
 _INTERVALS: dict[Unit, Callable[[Any, Any], str]] = {
+    "number": lambda low, high: f"{units.digits(low)}–{units.digits(high)}",
     "us": units.time_interval, "ratio": units.ratio_interval, "change": units.change_interval,
 }  # fmt: skip
 # What no page, XML file or terminal can show, or what turns the order of letters around: control
@@ -72,17 +73,16 @@ def interval(of: Cell) -> str:
 
 
 def words(of: Words) -> str:
-    """A sentence with its figures, each with its interval where it has one."""
+    """A sentence with its figures."""
     if isinstance(of, str):
         return clean(of)
 
     def figure(found: re.Match[str]) -> str:
         if (known := of.figures.get(found[1])) is None:
             return found[0]
-        ends = f" ({interval(known)})" if None not in (known.low, known.high) else ""
-        return value(known) + ends
+        return interval(known) if found[2] else value(known)
 
-    return clean(re.sub(r"\{(\w+)\}", figure, of.text))
+    return clean(re.sub(r"\{(\w+)(\.interval)?\}", figure, of.text))
 
 
 def verdict(of: Finding) -> str:
@@ -91,7 +91,9 @@ def verdict(of: Finding) -> str:
 
 
 def conclusion(of: Finding) -> str:
-    """`✗ failed: 1 regressed`."""
+    """`✗ failed: 1 regressed`; without a verdict the reason alone."""
+    if not of.verdict:
+        return words(of.reason)
     return f"{verdict(of)}: {words(of.reason)}" if of.reason else verdict(of)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -14,10 +15,10 @@ from matplotlib.ticker import MultipleLocator
 
 from attnbench.analysis.profiles import TOGETHER, Change, Difference
 from attnbench.base import units
-from attnbench.base.files import emptied
 from attnbench.report import axes, figures
-from attnbench.report.figures import INK, QUIET, FigureKind, Plot
-from attnbench.report.profile import one, texts
+from attnbench.report.document import Picture
+from attnbench.report.documents import profile
+from attnbench.report.figures import INK, QUIET, FigureKind
 from attnbench.schema.profile import Live, Profile
 
 MOST_BARS = 8  # of single ops
@@ -25,54 +26,46 @@ LONGEST = 38  # letters of the name of an op
 MOST_POINTS = 1500  # of a timeline: an SVG of more opens slowly
 CUT = 0.2
 TOTAL, GREW, SHRANK, REST = "#555b61", "#d55e00", "#0072b2", "#a9afb5"
-WATERFALL = FigureKind(
-    name="waterfall",
-    title="From one time to the other",
-    reading="From the time of a call of the first, at the top, to that of the second, below, both"
-    " without a profiler: each bar is what one op adds (orange) or saves (blue). Ops that are alike"
-    " but for noise are one grey bar. In no op are Python, dispatch and gaps between kernels, less"
-    " what the profiler itself costs.",
-)
-OPS = FigureKind(
-    name="ops",
-    title="Where the time goes",
-    reading="Self time of a call by op, without the ops called inside, the longest first; the share"
-    " is of the time without a profiler.",
-)
-MEMORY = FigureKind(
-    name="memory",
-    title="Memory over one call",
-    reading="Bytes that the call has allocated and not yet freed; the dot marks the peak and the op"
-    " that reached it, the dashed line the peak predicted from sizes alone. The time is that of a"
-    " call whose allocations are recorded, which is slower.",
-)
+WATERFALL = FigureKind(name="waterfall", title="From one time to the other", reading="")
+OPS = FigureKind(name="ops", title="Where the time goes", reading="")
+MEMORY = FigureKind(name="memory", title="Memory over one call", reading="")
 
 
-def draw_all(profiles: Sequence[Profile], found: Difference | None, folder: Path) -> list[Plot]:
-    """Draw what one profile, or two and their difference, have, into `folder`, which is made."""
-    emptied(folder)
-    subject, plots = texts.case(profiles[0]), []
+def draw_waterfall(found: Difference, folder: Path) -> Picture:
+    """Bars from the one time to the other."""
+    alt = [f"{of.name} {_words(of)}" for of in profile.entries(found, MOST_BARS)]
+    return _drawn(WATERFALL, waterfall, found, found.a, alt, folder)
+
+
+def draw_ops(profiles: Sequence[Profile], folder: Path) -> Picture:
+    """The longest ops of each profile."""
+    alt = [f"{p.label}: {p.ops[0].name} {units.time(p.ops[0].self_us)}" for p in profiles if p.ops]
+    return _drawn(OPS, top_ops, profiles, profiles[0], alt, folder)
+
+
+def draw_memory(profiles: Sequence[Profile], folder: Path) -> Picture:
+    """Memory over a call of each profile."""
+    alt = [
+        f"{p.label}: peak {units.size(p.memory.peak_bytes)} in {p.memory.peak_op}" for p in profiles
+    ]
+    return _drawn(MEMORY, memory, profiles, profiles[0], alt, folder)
+
+
+def _drawn(
+    kind: FigureKind, draw: Callable[[Any], Figure], of: Any, first: Profile, alt: list[str],
+    folder: Path,
+) -> Picture:  # fmt: skip
     with mpl.rc_context(fname=figures.STYLE):
-        if found is not None:
-            alt = [" ".join(row[:4]) for row in texts.rows(found, MOST_BARS)]
-            plots.append(WATERFALL.save_one(waterfall(found), subject, alt, folder))
-        alt = [
-            f"{p.label}: {p.ops[0].name} {units.time(p.ops[0].self_us)}" for p in profiles if p.ops
-        ]
-        plots.append(OPS.save_one(top_ops(profiles), subject, alt, folder))
-        if any(profile.memory.timeline for profile in profiles):
-            alt = [texts.memory(profile) for profile in profiles]
-            plots.append(MEMORY.save_one(memory(profiles), subject, alt, folder))
-    return plots
+        return kind.picture(draw(of), profile.case_words(first), alt, folder)
 
 
 def waterfall(found: Difference) -> Figure:
     """Bars from A's time to B's, one for each of the ops that changed most, and what remains."""
-    changes = texts.shown(found, MOST_BARS, texts.LEAST)
+    changes = profile.entries(found, MOST_BARS, profile.LEAST)
     both = (found.a, found.b)
     height = 0.29 * (len(changes) + 2) + 1.1
-    title = f"{WATERFALL.title}: {' → '.join(texts.labels(found))}"
-    figure = figures.figure_of((9.2, height), title, texts.case(found.a))
+    title = f"{WATERFALL.title}: {' → '.join(profile.labels(found))}"
+    figure = figures.figure_of((9.2, height), title, profile.case_words(found.a))
     ax = figure.subplots()
     edges = [*accumulate((of.delta_us for of in changes), initial=found.a.time.median_us)]
     for y, (change, at_us) in enumerate(zip(changes, edges, strict=False), start=1):
@@ -83,8 +76,8 @@ def waterfall(found: Difference) -> Figure:
         ax.vlines(at_us, y + 0.33, y + 0.67, color=QUIET, linewidth=0.7, zorder=1.5)
     for y, of in zip((0, len(edges)), both, strict=True):
         ax.barh(y, of.time.median_us, height=0.66, color=TOTAL, zorder=2)
-    rows = [(one.brief(of.label, LONGEST + 10), units.time(of.time.median_us)) for of in both]
-    rows[1:1] = [(texts.brief(change.name, LONGEST), _words(change)) for change in changes]
+    rows = [(profile.brief(of.label, LONGEST + 10), units.time(of.time.median_us)) for of in both]
+    rows[1:1] = [(profile.brief(change.name, LONGEST), _words(change)) for change in changes]
     ax.set_ylim(len(rows) - 0.4, -0.6)
     figures.name_rows(ax, rows, [INK], (0, len(rows) - 1))
     high, span = max(edges), max(edges) - min(edges)
@@ -99,7 +92,7 @@ def waterfall(found: Difference) -> Figure:
 
 def _words(of: Change) -> str:
     differs = of.what not in TOGETHER and of.a_count != of.b_count
-    return texts.change(of.delta_us) + f"   {texts.calls(of)} calls" * differs
+    return units.delta(units.time)(of.delta_us) + f"   {profile.calls(of)} calls" * differs
 
 
 def _time_axis(ax: Axes) -> None:
@@ -112,25 +105,27 @@ def _time_axis(ax: Axes) -> None:
 def top_ops(profiles: Sequence[Profile]) -> Figure:
     """The ops with the longest self times of each profile, a panel each, on one axis of time."""
     ops = [
-        [op for op in of.ops[:MOST_BARS] if op.self_us >= texts.LEAST * of.time.median_us]
+        [op for op in of.ops[:MOST_BARS] if op.self_us >= profile.LEAST * of.time.median_us]
         for of in profiles
     ]
     heights = [0.29 * (len(own) + 1) + 0.45 for own in ops]
-    figure = figures.figure_of((9.2, sum(heights) + 0.9), OPS.title, texts.case(profiles[0]))
+    figure = figures.figure_of(
+        (9.2, sum(heights) + 0.9), OPS.title, profile.case_words(profiles[0])
+    )
     panels = figure.subplots(len(profiles), 1, squeeze=False, sharex=True, height_ratios=heights)[
         :, 0
     ]
-    for ax, profile, own in zip(panels, profiles, ops, strict=True):
-        bars = [(texts.brief(op.name, LONGEST), op.self_us) for op in own]
-        if rest := len(profile.ops) - len(own):
-            bars.append((f"{rest} more ops", profile.self_us - sum(us for _, us in bars)))
-        colours, a_call_us = [SHRANK] * len(own) + [REST], profile.time.median_us
+    for ax, each, own in zip(panels, profiles, ops, strict=True):
+        bars = [(profile.brief(op.name, LONGEST), op.self_us) for op in own]
+        if rest := len(each.ops) - len(own):
+            bars.append((f"{rest} more ops", each.self_us - sum(us for _, us in bars)))
+        colours, a_call_us = [SHRANK] * len(own) + [REST], each.time.median_us
         times = [us for _, us in bars]
         ax.barh(range(len(bars)), times, height=0.66, color=colours[: len(bars)], zorder=2)
         rows = [(name, f"{units.time(us)}   {units.percent(us / a_call_us)}") for name, us in bars]
         ax.set_ylim(len(rows) - 0.4, -0.6)
         figures.name_rows(ax, rows, [INK], ())
-        ax.set_title(f"{profile.label}, {units.time(profile.time.median_us)} a call", loc="left",
+        ax.set_title(f"{each.label}, {units.time(each.time.median_us)} a call", loc="left",
                      pad=5, color=INK)  # fmt: skip
         _time_axis(ax)
     panels[-1].set_xlabel("self time per call")
@@ -139,12 +134,12 @@ def top_ops(profiles: Sequence[Profile]) -> Figure:
 
 def memory(profiles: Sequence[Profile]) -> Figure:
     """Live bytes over one call, a panel for each profile, on one axis of bytes."""
-    subject = texts.case(profiles[0])
+    subject = profile.case_words(profiles[0])
     figure, found = figures.panels(len(profiles), 2.9, MEMORY.title, subject)
-    each = [(p.memory.peak_bytes, texts.predicted_peak(p.memory)) for p in profiles]
-    top = float(max(1, *(value for peaks in each for value in peaks if value is not None)))
-    for ax, profile in zip(found, profiles, strict=True):
-        points = thinned(profile.memory.timeline)
+    peaks = [(p.memory.peak_bytes, profile.predicted_peak(p.memory)) for p in profiles]
+    top = float(max(1, *(value for pair in peaks for value in pair if value is not None)))
+    for ax, each in zip(found, profiles, strict=True):
+        points = thinned(each.memory.timeline)
         times, live = [0.0, *(p.t_us for p in points)], [0, *(p.live_bytes for p in points)]
         ax.step(times, live, where="post", color=SHRANK, zorder=2.5)
         ax.fill_between(times, live, step="post", color=SHRANK, alpha=0.15, linewidth=0)
@@ -153,14 +148,14 @@ def memory(profiles: Sequence[Profile]) -> Figure:
             ax.plot(peak.t_us, peak.live_bytes, "o", color=GREW, zorder=3)
             left = peak.t_us < max(times) / 2
             ax.annotate(
-                f"{units.size(peak.live_bytes)}\n{texts.brief(peak.op or 'in no op', 30)}",
+                f"{units.size(peak.live_bytes)}\n{profile.brief(peak.op or 'in no op', 30)}",
                 (peak.t_us, peak.live_bytes), xytext=(7 if left else -7, 6),
                 textcoords="offset points", ha="left" if left else "right", fontsize=7.5, color=INK,
             )  # fmt: skip
-        if (predicted := texts.predicted_peak(profile.memory)) is not None:
+        if (predicted := profile.predicted_peak(each.memory)) is not None:
             low = predicted < 0.15 * top  # no room for its name below the line
             axes.across(ax, predicted, f"predicted {units.size(predicted)}", 24 if low else -9)
-        ax.set_title(profile.label, loc="left", pad=5, color=INK)
+        ax.set_title(each.label, loc="left", pad=5, color=INK)
         ax.set(ylim=(0, 1.28 * top), xlim=(0, None), xlabel="time in the call")
         ax.yaxis.set_major_formatter(lambda y, _: axes.round_size(y) if y else "0")
         ax.yaxis.set_major_locator(MultipleLocator(2.0 ** math.ceil(math.log2(top / 5))))
