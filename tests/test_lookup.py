@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,8 @@ import msgspec
 import pytest
 
 from attnbench.base.parameters import base_name
-from attnbench.cli.progress import SweepDisplay
 from attnbench.execution import session
+from attnbench.execution.events import Planned
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.planning.lookup import TABLE, look_up
@@ -37,7 +38,10 @@ def planned(cli: Cli, worker: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> A
     """`planned(command)` is what this sweep would measure, as its --dry-run has it."""
     plans: list[Plan] = []
     monkeypatch.setattr(session, "_executor", lambda *_: contextlib.nullcontext(worker))
-    monkeypatch.setattr(SweepDisplay, "planned", lambda _, plan, *__: plans.append(plan))
+    monkeypatch.setattr(
+        sys.modules["attnbench.cli.sweep"], "_print_plan",
+        lambda event: plans.append(event.plan) if isinstance(event, Planned) else None,
+    )  # fmt: skip
 
     def plan_of(command: str, *options: str) -> list[tuple[Case, str]]:
         program, *args = shlex.split(command)

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from attnbench.cli import options, progress
-from attnbench.execution.session import Listener, SweepRequest, resume, sweep
+from attnbench.execution.events import Planned, Total, Warned, follow
+from attnbench.execution.session import SweepRequest, resume, sweep
 from attnbench.execution.store import RECORDS, RunWriter, load_info, load_run, write_info
 from attnbench.gate.decide.verdict import decide
-from attnbench.planning.plan import Axes, Plan
+from attnbench.planning.plan import Axes
 from attnbench.report.gate import outputs
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
@@ -75,55 +76,46 @@ def test_displays_outlive_whoever_reads_standard_error(where, monkeypatch, capsy
     with (
         progress.SweepDisplay(quiet=False) as sweeping,
         progress.GateDisplay(quiet=False) as gating,
-        progress.CheckDisplay(lambda _: None, quiet=False) as checking,
+        progress.CheckDisplay(quiet=False) as checking,
     ):
-        sweeping.recorded(record)
+        sweeping.show(record)
         goes_away()
         for _ in range(3):
-            sweeping.recorded(record)
-            sweeping.warned("beware")
+            sweeping.show(record)
+            sweeping.show(Warned("beware"))
             gating.stage("timing")
             gating.say("a line")
-            checking.planned(3)
+            checking.show(Total(3))
             options.say("a line", err=True)
     options.say("the table")
     stream.close()
     assert capsys.readouterr().out == "the table\n", "standard output is another matter"
 
 
-class Failing(Listener):
-    """Raises whatever it is told."""
-
-    def __init__(self, *, even_warned: bool) -> None:
-        self._even_warned = even_warned
-        self.warnings: list[str] = []
-
-    def planned(self, plan: Plan, path: Path | None, forecast: object = None) -> None:
-        raise KeyError("plan")
-
-    def recorded(self, record: Record) -> None:
-        raise ZeroDivisionError
-
-    def warned(self, message: str) -> None:
-        if self._even_warned:
-            raise OSError("nobody there")
-        self.warnings.append(message)
-
-
 @pytest.mark.usefixtures("imagined_worker")
 @pytest.mark.parametrize("even_warned", [False, True])
-def test_a_listener_that_raises_ends_no_sweep_and_is_reported_once_at_the_end(
-    tmp_path, even_warned
-):
-    listener = Failing(even_warned=even_warned)
+def test_a_display_that_raises_ends_no_sweep_and_is_reported_once_at_the_end(tmp_path, even_warned):
+    shown: list[str] = []
+
+    def show(event: object) -> None:
+        match event:
+            case Planned():
+                raise KeyError("plan")
+            case Record():
+                raise ZeroDivisionError
+            case Warned(message) if even_warned:
+                raise OSError("nobody there")
+            case Warned(message):
+                shown.append(message)
+
     request = SweepRequest(sweeps=(Axes(impls=("naive", "sdpa")),), output=tmp_path, name="r")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        path = sweep(request, listener)
+        path = follow(sweep(request), show)
         assert path is not None
-        resume(path, listener)
+        follow(resume(path), show)
     assert [r.status for r in load_run(path).records] == ["ok", "ok"]
-    told = [str(w.message) for w in caught if w.category is RuntimeWarning] or listener.warnings
+    told = [str(w.message) for w in caught if w.category is RuntimeWarning] or shown
     assert len(told) == 2, "once for each"
     for text in told:
         assert text.startswith("progress was not shown to the end (KeyError: 'plan')")
@@ -135,7 +127,7 @@ def test_what_another_process_wrote_until_it_ended_is_kept_by_the_one_that_goes_
 ):
     """It ends when this one is about to begin: what it did is neither lost nor done again."""
     request = SweepRequest(sweeps=(Axes(impls=("naive", "sdpa")),), output=tmp_path, name="r")
-    path, measured = sweep(request, Listener()), list[str]()
+    path, events = follow(sweep(request)), list[object]()
     assert path is not None
     *first, last = (path / RECORDS).read_text().splitlines(keepends=True)
     (path / RECORDS).write_text("".join(first))
@@ -149,9 +141,8 @@ def test_what_another_process_wrote_until_it_ended_is_kept_by_the_one_that_goes_
         locked(writer, folder)
 
     monkeypatch.setattr(RunWriter, "__init__", ends_now)
-    monkeypatch.setattr(Listener, "recorded", lambda _, record: measured.append(record.cell.impl))
-    resume(path, Listener())
-    assert measured == []
+    follow(resume(path), events.append)
+    assert not [event for event in events if isinstance(event, Record)]
     assert load_info(path)["spent"]["samples"] == 77.0
 
 

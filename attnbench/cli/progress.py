@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
 import shlex
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,12 +29,11 @@ from attnbench.base.guard import Guard
 from attnbench.base.signals import EndedError
 from attnbench.cli.options import say, silence, wrapped
 from attnbench.execution.checks import CheckResult
-from attnbench.execution.session import Listener
+from attnbench.execution.events import Planned, Starting, Total, Warned, Working
 from attnbench.gate.decide.data import GateCell, Round
-from attnbench.planning.forecast import Forecast, within
 from attnbench.planning.plan import Plan, cell_s, jobs_of
 from attnbench.schema.case import Case
-from attnbench.schema.record import Cell, Record
+from attnbench.schema.record import Record
 from attnbench.theory.traits import case_label
 
 _BESIDE = 44  # letters of the live line before its description
@@ -102,27 +99,41 @@ class _Display:
                 say(self.on_interrupt, err=True)
 
 
-class SweepDisplay(_Display, Listener):
-    """Shows how far a sweep is. A listener of `attnbench.execution.session`."""
+class SweepDisplay(_Display):
+    """Shows how far a sweep is, by the events of `attnbench.execution.session`."""
 
     def __init__(self, *, quiet: bool) -> None:
         super().__init__(quiet=quiet)
         self._count = self._total = 0
         self._latest = ""  # time and implementation of the last cell
 
-    def starting(self) -> None:
-        """Load meanwhile what lines and the table at the end are made with."""
-        importlib.import_module("attnbench.analysis.highlights")
-        importlib.import_module("attnbench.report.tables")
+    def show(self, event: object) -> None:
+        """Say what will be done, how far it is, and what became of each cell."""
+        match event:
+            case Starting():  # load meanwhile what lines and the table at the end are made with
+                importlib.import_module("attnbench.analysis.highlights")
+                importlib.import_module("attnbench.report.tables")
+            case Planned(plan, Path() as path):
+                self._planned(plan, path)
+            case Working(case, impl, stage):
+                text = f"{impl or 'all'}: {case_label(case)} ({stage})" if case else stage
+                room = max(20, self._console.width - _BESIDE)
+                shown = f"{self._latest}, now {text}" if self._latest else text
+                self._show(textwrap.shorten(shown, room, placeholder=" …"))  # cut between words
+            case Record() if event.spent_s or event.status not in ("unsupported", "skipped"):
+                self._recorded(event)
+            case Warned(message):
+                self.warned(message)
 
-    def planned(self, plan: Plan, path: Path | None, forecast: Forecast | None = None) -> None:
-        """Say what will be done; for a dry run, list it."""
+    def resumable(self, path: Path) -> None:
+        """From now on an interrupted run can be continued."""
+        again = f"attnbench sweep --resume {shlex.quote(str(path))}"
+        self.on_interrupt = f"Interrupted. Continue with: {again}"
+
+    def _planned(self, plan: Plan, path: Path) -> None:
         self.resumable(path)
         measured = [cell for cells in plan.passes for cell in cells]
         self._total = len(measured)
-        if path is None:
-            _print_plan(plan, forecast)
-            return
         if not measured and not plan.decided:
             self.say(f"nothing is missing in {path}")
             return
@@ -141,22 +152,8 @@ class SweepDisplay(_Display, Listener):
             total=sum(cell_s(cell.case) for cell in measured),
         )
 
-    def resumable(self, path: Path | None) -> None:
-        """From now on an interrupted run can be continued."""
-        again = f"attnbench sweep --resume {shlex.quote(str(path))}"
-        self.on_interrupt = f"Interrupted. Continue with: {again}" if path else ""
-
-    def working(self, case: Case | None, impl: str | None, stage: str) -> None:
-        """Show the last time, the cell and the stage the worker is at."""
-        text = f"{impl or 'all'}: {case_label(case)} ({stage})" if case else stage
-        room = max(20, self._console.width - _BESIDE)
-        shown = f"{self._latest}, now {text}" if self._latest else text
-        self._show(textwrap.shorten(shown, room, placeholder=" …"))  # a cut between words
-
-    def recorded(self, record: Record) -> None:
+    def _recorded(self, record: Record) -> None:
         """Count one record; without a terminal print a line for it."""
-        if record.status in ("unsupported", "skipped") and not record.spent_s:
-            return
         self._count += 1
         if self._progress is None:
             self.say(f"[{self._count}/{self._total}] {line(record)}")
@@ -170,34 +167,30 @@ class SweepDisplay(_Display, Listener):
 
 
 class CheckDisplay(_Display):
-    """Shows how far checks are; `seen` is called with each result, and with None in between."""
+    """Shows how far checks are, by the events of `attnbench.execution.checks`."""
 
     _EACH_S = 10.0  # without a terminal
 
-    def __init__(self, seen: Callable[[CheckResult | None], None], *, quiet: bool) -> None:
+    def __init__(self, *, quiet: bool) -> None:
         super().__init__(quiet=quiet)
-        self._seen = seen
         self._count = self._failed = self._total = 0
         self._said = time.monotonic()
         self._begin()
 
-    def planned(self, count: int) -> None:
-        """The number of checks is known."""
-        self._total = count
-        self._counted("begins")
-
-    def working(self, case: Case | None, impl: str | None, stage: str) -> None:
-        """Show the check and the stage the worker is at."""
-        self._seen(None)
-        if case is not None:
-            self._counted(f"{impl}: {case_label(case)} ({stage})")
-
-    def checked(self, result: CheckResult) -> None:
-        """Count one result."""
-        self._count += 1
-        self._failed += result.failed
-        self._seen(result)
-        self._counted(f"{result.impl}: {case_label(result.item.case)}")
+    def show(self, event: object) -> None:
+        """Count results, and show the check and the stage that the worker is at."""
+        match event:
+            case Total(count):
+                self._total = count
+                self._counted("begins")
+            case Working(Case() as case, impl, stage):
+                self._counted(f"{impl}: {case_label(case)} ({stage})")
+            case CheckResult():
+                self._count += 1
+                self._failed += event.failed
+                self._counted(f"{event.impl}: {case_label(event.item.case)}")
+            case Warned(message):
+                self.warned(message)
 
     def _counted(self, text: str) -> None:
         failed = f", {self._failed} failed" if self._failed else ""
@@ -246,35 +239,3 @@ def _time(record: Record) -> str:
     from attnbench.analysis import times
 
     return units.time(times.time_us(record))
-
-
-def _print_plan(plan: Plan, forecast: Forecast | None) -> None:
-    assert forecast is not None, "it belongs to a dry run"
-    if forecast.limit_s is not None:
-        plan = within(plan, forecast, forecast.limit_s)
-    for number, job in enumerate(plan.jobs, start=1):
-        say(f"process {number}")
-        for case, impls in job.cases:
-            cells = [Cell(case=case, impl=impl) for impl in impls]
-            fit = [cell for cell in cells if not forecast.too_large(cell)]
-            took = units.seconds(forecast.seconds(fit))
-            most = units.size(max([forecast.needs.get(cell.key) or 0 for cell in fit], default=0))
-            names = f" ({took}, {most}): {', '.join(cell.impl for cell in fit)}" if fit else ""
-            say(f"  {case.case_id}  {case_label(case)}{names}", hang=16)
-            for cell in cells:
-                if forecast.too_large(cell):
-                    needs, free = units.size(forecast.needs[cell.key]), units.size(forecast.free)
-                    say(f"{' ' * 16}skipped: {cell.impl}: needs {needs}, {free} free", hang=16)
-    for record in plan.decided:
-        say(f"{record.status}: {record.cell.impl}: {case_label(record.cell.case)}: {record.reason}")
-    every = [cell for job in plan.jobs for cell in job.cells()]
-    count = sum(not forecast.too_large(cell) for cell in every)
-    others = len(plan.decided) + len(every) - count
-    say(f"{units.counted(count, 'cell')} to measure, {others} unsupported or skipped")
-    keys, planned = {cell.key for cell in every}, list(itertools.chain.from_iterable(plan.passes))
-    if left_out := len({cell.key for cell in planned} - keys):
-        say(f"{left_out} more, for which --max-total-time will probably not suffice")
-    if count:
-        total = forecast.total(cell for cell in planned if cell.key in keys)
-        known = f"{forecast.learned} cells measured here before"
-        say(f"{total}, by {known if forecast.learned else 'sizes alone'}")

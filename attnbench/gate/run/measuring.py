@@ -43,7 +43,7 @@ from attnbench.gate.run.rounds import Bench, RoundError, measure_round
 from attnbench.machine import host
 from attnbench.planning.plan import Axes, check_names, expand, make_plan, mismatch
 from attnbench.schema.messages import Catalogue
-from attnbench.schema.record import Cell
+from attnbench.schema.record import Cell, Record
 from attnbench.theory.traits import impossible
 
 # Rounds that may be measured again for what went on beside them; after that they count.
@@ -285,7 +285,8 @@ def _checked(
     if mine:
         asked = [cells[n] for n in mine.values()]
         plan = make_plan(asked, runner.reasons(asked), mismatches=mismatches)
-        for record in (*plan.decided, *runner.run(plan.jobs)):
+        ran = (event for event in runner.run(plan.jobs) if isinstance(event, Record))
+        for record in (*plan.decided, *ran):
             known = record.metrics
             metrics: Any = {name: known[name] for name in _EXACT if name in known}
             now = Checked(status=record.status, reason=record.reason, metrics=metrics)
