@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from attnbench.cli import options, progress
-from attnbench.execution.events import Planned, Total, Warned, follow
+from attnbench.execution.events import Planned, Stage, Total, Warned, follow
 from attnbench.execution.session import SweepRequest, resume, sweep
 from attnbench.execution.store import RECORDS, RunWriter, load_info, load_run, write_info
 from attnbench.gate.decide.verdict import decide
@@ -83,7 +83,7 @@ def test_displays_outlive_whoever_reads_standard_error(where, monkeypatch, capsy
         for _ in range(3):
             sweeping.show(record)
             sweeping.show(Warned("beware"))
-            gating.stage("timing")
+            gating.show(Stage("timing"))
             gating.say("a line")
             checking.show(Total(3))
             options.say("a line", err=True)

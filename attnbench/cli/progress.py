@@ -9,7 +9,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -25,18 +25,44 @@ from rich.progress import (
 from rich.table import Column
 
 from attnbench.base import units
-from attnbench.base.guard import Guard
 from attnbench.base.signals import EndedError
 from attnbench.cli.options import say, silence, wrapped
 from attnbench.execution.checks import CheckResult
-from attnbench.execution.events import Planned, Starting, Total, Warned, Working
-from attnbench.gate.decide.data import GateCell, Round
+from attnbench.execution.events import (
+    Planned,
+    RoundMeasured,
+    Stage,
+    Starting,
+    Total,
+    Warned,
+    Working,
+)
 from attnbench.planning.plan import Plan, cell_s, jobs_of
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.theory.traits import case_label
 
 _BESIDE = 44  # letters of the live line before its description
+
+
+class _Unread:
+    """Standard error, of which nothing more is written once it has no reader, or no room.
+
+    Rich would put /dev/null in the place of standard output then, and exit.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            silence(self._stream)
 
 
 class _Display:
@@ -46,9 +72,7 @@ class _Display:
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
-        # Where nobody reads, rich would put /dev/null in the place of standard output, and exit.
-        stream = sys.stderr  # None where it is closed
-        file: Any = stream and Guard(stream, lambda _: silence(stream))
+        file: Any = sys.stderr and _Unread(sys.stderr)  # None where it is closed
         self._console = Console(file=file, stderr=True, highlight=False, emoji=False)
         self._progress: Progress | None = None
         self._task = TaskID(0)
@@ -201,7 +225,7 @@ class CheckDisplay(_Display):
 
 
 class GateDisplay(_Display):
-    """Shows how far a gate is. A listener of `attnbench.gate.run.measuring`."""
+    """Shows how far a gate is, by the events of `attnbench.gate.run.measuring`."""
 
     on_interrupt = "Interrupted; what was checked out is removed."
     _last = ""
@@ -210,21 +234,24 @@ class GateDisplay(_Display):
         self._begin()
         return self
 
-    def stage(self, words: str, before: str = "") -> None:
-        """Name the part of the run that begins."""
+    def show(self, event: object) -> None:
+        """Name the part of the run that begins, and each round that is discarded: it takes time."""
+        match event:
+            case Stage(words):
+                self._stage(words)
+            case Total(count):
+                self.say(units.counted(count, "cell"))
+            case RoundMeasured(number, discarded, words):
+                if discarded is not None:
+                    self.say(f"round {number} is discarded: {discarded}")
+                self._stage(words, f"round {number}: ")
+            case Warned(message):
+                self.warned(message)
+
+    def _stage(self, words: str, before: str = "") -> None:
         if not self._show(before + words) and words != self._last:
             self.say(before + words)
         self._last = words
-
-    def planned(self, cells: tuple[GateCell, ...]) -> None:
-        """Say how many cells are watched."""
-        self.say(units.counted(len(cells), "cell"))
-
-    def round_measured(self, found: Round, number: int, words: str) -> None:
-        """Count a round; one that is discarded is named, since it takes time."""
-        if found.discarded is not None:
-            self.say(f"round {number} is discarded: {found.discarded}")
-        self.stage(words, f"round {number}: ")
 
 
 def line(record: Record) -> str:

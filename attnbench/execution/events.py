@@ -38,6 +38,13 @@ class Planned:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """A part of a gate begins."""
+
+    words: str
+
+
+@dataclass(frozen=True)
 class Total:
     """How many checks, or cells of a gate, there are."""
 
@@ -51,6 +58,15 @@ class Working:
     case: Case | None
     impl: str | None
     stage: str
+
+
+@dataclass(frozen=True)
+class RoundMeasured:
+    """A round of a gate was measured, or is discarded; `words` say how far the gate has come."""
+
+    number: int
+    discarded: str | None
+    words: str
 
 
 @dataclass(frozen=True)
