@@ -413,7 +413,7 @@ def test_a_watched_file_is_checked_again_when_it_changes_and_a_broken_one_waited
             file.write_text("123")  # meanwhile: what is checked is out of date
         if len(runs) == 4:
             raise KeyboardInterrupt
-        return yielding([], Working(None, None, "check"))
+        return yielding([], Working("check"))
 
     def sleep(seconds: float) -> None:
         (beside if len(runs) == 3 else file).write_text("12")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from attnbench.errors import StoreError, WorkerError
-from attnbench.execution.events import Events, RoundMeasured, Stage, Total
+from attnbench.execution.events import Events, RoundMeasured, Total, Working
 from attnbench.gate.decide.data import GateRun, Rules
 from attnbench.gate.decide.stored import load_gate
 from attnbench.gate.decide.verdict import decide
@@ -54,7 +54,7 @@ class Imagined:
     def __call__(self, request: GateRequest) -> Events[GateRun]:
         self.requests.append(request)
         self.base_text = (Path(request.base.root) / "a.py").read_text()
-        yield Stage("checking both versions")
+        yield Working("checking both versions")
         yield Total(len(self.run.cells))
         for number, found in enumerate(self.run.rounds, start=1):
             request.keep(self.run, found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import msgspec
 import pytest
 
 from attnbench.base.parameters import base_name
+from attnbench.cli import progress
 from attnbench.execution import session
 from attnbench.execution.events import Planned
 from attnbench.execution.process import Settings
@@ -38,10 +38,8 @@ def planned(cli: Cli, worker: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> A
     """`planned(command)` is what this sweep would measure, as its --dry-run has it."""
     plans: list[Plan] = []
     monkeypatch.setattr(session, "_executor", lambda *_: contextlib.nullcontext(worker))
-    monkeypatch.setattr(
-        sys.modules["attnbench.cli.sweep"], "_print_plan",
-        lambda event: plans.append(event.plan) if isinstance(event, Planned) else None,
-    )  # fmt: skip
+    taken = lambda event: plans.append(event.plan) if isinstance(event, Planned) else None  # noqa: E731
+    monkeypatch.setattr(progress, "print_plan", taken)
 
     def plan_of(command: str, *options: str) -> list[tuple[Case, str]]:
         program, *args = shlex.split(command)

@@ -17,7 +17,7 @@ def test_a_time_is_shown_live_from_when_its_cell_is_measured(monkeypatch):
     )
     monkeypatch.setattr(display, "_progress", live)
     display.show(synthetic.timed(Case(), "naive", [7000.0] * 7))
-    display.show(Working(Case(), "sdpa", "samples"))
+    display.show(Working("samples", Case(), "sdpa"))
     assert shown[0] == "7.00 ms naive"
     assert shown[1].startswith("7.00 ms naive, now sdpa")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from attnbench.cli import options, progress
-from attnbench.execution.events import Planned, Stage, Total, Warned, follow
+from attnbench.execution.events import Total, Warned, Working, follow
 from attnbench.execution.session import SweepRequest, resume, sweep
 from attnbench.execution.store import RECORDS, RunWriter, load_info, load_run, write_info
 from attnbench.gate.decide.verdict import decide
@@ -22,7 +21,7 @@ from attnbench.report.gate import outputs
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from tests import synthetic
-from tests.conftest import COMMAND, TINY, environment
+from tests.conftest import COMMAND, TINY, environment, yielding
 from tests.gate_runs import a_run
 
 CELLS = ("--impls", "naive,sdpa", "--seq-lens", "8", "--threads", "1", "--ceilings", "none")
@@ -83,7 +82,7 @@ def test_displays_outlive_whoever_reads_standard_error(where, monkeypatch, capsy
         for _ in range(3):
             sweeping.show(record)
             sweeping.show(Warned("beware"))
-            gating.show(Stage("timing"))
+            gating.show(Working("timing"))
             gating.say("a line")
             checking.show(Total(3))
             options.say("a line", err=True)
@@ -92,33 +91,30 @@ def test_displays_outlive_whoever_reads_standard_error(where, monkeypatch, capsy
     assert capsys.readouterr().out == "the table\n", "standard output is another matter"
 
 
-@pytest.mark.usefixtures("imagined_worker")
 @pytest.mark.parametrize("even_warned", [False, True])
-def test_a_display_that_raises_ends_no_sweep_and_is_reported_once_at_the_end(tmp_path, even_warned):
+def test_a_display_that_raises_ends_nothing_and_is_reported_once_at_the_end(even_warned, recwarn):
     shown: list[str] = []
 
     def show(event: object) -> None:
-        match event:
-            case Planned():
-                raise KeyError("plan")
-            case Record():
-                raise ZeroDivisionError
-            case Warned(message) if even_warned:
-                raise OSError("nobody there")
-            case Warned(message):
-                shown.append(message)
+        if isinstance(event, Warned) and not even_warned:
+            shown.append(event.message)
+        else:
+            raise KeyError(event)
 
+    assert follow(yielding("the result", 1, 2, 3), show) == "the result"
+    (text,) = shown or [str(warning.message) for warning in recwarn]
+    assert text.startswith("progress was not shown to the end (KeyError: 1)")
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_a_record_is_on_disk_before_it_is_shown_and_who_stops_there_can_go_on(tmp_path):
     request = SweepRequest(sweeps=(Axes(impls=("naive", "sdpa")),), output=tmp_path, name="r")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        path = follow(sweep(request), show)
-        assert path is not None
-        follow(resume(path), show)
-    assert [r.status for r in load_run(path).records] == ["ok", "ok"]
-    told = [str(w.message) for w in caught if w.category is RuntimeWarning] or shown
-    assert len(told) == 2, "once for each"
-    for text in told:
-        assert text.startswith("progress was not shown to the end (KeyError: 'plan')")
+    events = sweep(request)
+    first = next(event for event in events if isinstance(event, Record))
+    assert load_run(tmp_path / "r").records == [first]
+    events.close()
+    records = load_run(follow(resume(tmp_path / "r"))).records
+    assert [record.status for record in records] == ["ok", "ok"]
 
 
 @pytest.mark.usefixtures("imagined_worker")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import shlex
 import sys
 import textwrap
@@ -27,19 +28,12 @@ from rich.table import Column
 from attnbench.base import units
 from attnbench.base.signals import EndedError
 from attnbench.cli.options import say, silence, wrapped
+from attnbench.execution import events
 from attnbench.execution.checks import CheckResult
-from attnbench.execution.events import (
-    Planned,
-    RoundMeasured,
-    Stage,
-    Starting,
-    Total,
-    Warned,
-    Working,
-)
+from attnbench.planning.forecast import within
 from attnbench.planning.plan import Plan, cell_s, jobs_of
 from attnbench.schema.case import Case
-from attnbench.schema.record import Record
+from attnbench.schema.record import Cell, Record
 from attnbench.theory.traits import case_label
 
 _BESIDE = 44  # letters of the live line before its description
@@ -134,19 +128,19 @@ class SweepDisplay(_Display):
     def show(self, event: object) -> None:
         """Say what will be done, how far it is, and what became of each cell."""
         match event:
-            case Starting():  # load meanwhile what lines and the table at the end are made with
+            case events.Starting():  # what lines and the table need is loaded meanwhile
                 importlib.import_module("attnbench.analysis.highlights")
                 importlib.import_module("attnbench.report.tables")
-            case Planned(plan, Path() as path):
+            case events.Planned(plan, Path() as path):
                 self._planned(plan, path)
-            case Working(case, impl, stage):
+            case events.Working(stage, case, impl):
                 text = f"{impl or 'all'}: {case_label(case)} ({stage})" if case else stage
                 room = max(20, self._console.width - _BESIDE)
                 shown = f"{self._latest}, now {text}" if self._latest else text
                 self._show(textwrap.shorten(shown, room, placeholder=" …"))  # cut between words
             case Record() if event.spent_s or event.status not in ("unsupported", "skipped"):
                 self._recorded(event)
-            case Warned(message):
+            case events.Warned(message):
                 self.warned(message)
 
     def resumable(self, path: Path) -> None:
@@ -204,16 +198,16 @@ class CheckDisplay(_Display):
     def show(self, event: object) -> None:
         """Count results, and show the check and the stage that the worker is at."""
         match event:
-            case Total(count):
-                self._total = count
+            case events.Total(number):
+                self._total = number
                 self._counted("begins")
-            case Working(Case() as case, impl, stage):
+            case events.Working(stage, Case() as case, impl):
                 self._counted(f"{impl}: {case_label(case)} ({stage})")
             case CheckResult():
                 self._count += 1
                 self._failed += event.failed
                 self._counted(f"{event.impl}: {case_label(event.item.case)}")
-            case Warned(message):
+            case events.Warned(message):
                 self.warned(message)
 
     def _counted(self, text: str) -> None:
@@ -237,15 +231,15 @@ class GateDisplay(_Display):
     def show(self, event: object) -> None:
         """Name the part of the run that begins, and each round that is discarded: it takes time."""
         match event:
-            case Stage(words):
-                self._stage(words)
-            case Total(count):
-                self.say(units.counted(count, "cell"))
-            case RoundMeasured(number, discarded, words):
+            case events.Working(stage):
+                self._stage(stage)
+            case events.Total(number):
+                self.say(units.counted(number, "cell"))
+            case events.RoundMeasured(number, discarded, words):
                 if discarded is not None:
                     self.say(f"round {number} is discarded: {discarded}")
                 self._stage(words, f"round {number}: ")
-            case Warned(message):
+            case events.Warned(message):
                 self.warned(message)
 
     def _stage(self, words: str, before: str = "") -> None:
@@ -266,3 +260,38 @@ def _time(record: Record) -> str:
     from attnbench.analysis import times
 
     return units.time(times.time_us(record))
+
+
+def print_plan(event: object) -> None:
+    """Of a dry run list what would be done in which process, and how long that takes."""
+    if not isinstance(event, events.Planned) or event.path or event.forecast is None:
+        return
+    plan, forecast = event.plan, event.forecast
+    if forecast.limit_s is not None:
+        plan = within(plan, forecast, forecast.limit_s)
+    for number, job in enumerate(plan.jobs, start=1):
+        say(f"process {number}")
+        for case, impls in job.cases:
+            cells = [Cell(case=case, impl=impl) for impl in impls]
+            fit = [cell for cell in cells if not forecast.too_large(cell)]
+            took = units.seconds(forecast.seconds(fit))
+            most = units.size(max([forecast.needs.get(cell.key) or 0 for cell in fit], default=0))
+            names = f" ({took}, {most}): {', '.join(cell.impl for cell in fit)}" if fit else ""
+            say(f"  {case.case_id}  {case_label(case)}{names}", hang=16)
+            for cell in cells:
+                if forecast.too_large(cell):
+                    needs, free = units.size(forecast.needs[cell.key]), units.size(forecast.free)
+                    say(f"{' ' * 16}skipped: {cell.impl}: needs {needs}, {free} free", hang=16)
+    for record in plan.decided:
+        say(f"{record.status}: {record.cell.impl}: {case_label(record.cell.case)}: {record.reason}")
+    every = [cell for job in plan.jobs for cell in job.cells()]
+    count = sum(not forecast.too_large(cell) for cell in every)
+    others = len(plan.decided) + len(every) - count
+    say(f"{units.counted(count, 'cell')} to measure, {others} unsupported or skipped")
+    keys, planned = {cell.key for cell in every}, list(itertools.chain.from_iterable(plan.passes))
+    if left_out := len({cell.key for cell in planned} - keys):
+        say(f"{left_out} more, for which --max-total-time will probably not suffice")
+    if count:
+        total = forecast.total(cell for cell in planned if cell.key in keys)
+        known = f"{forecast.learned} cells measured here before"
+        say(f"{total}, by {known if forecast.learned else 'sizes alone'}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +56,7 @@ def sweep(**options: Any) -> None:
     result is stored as soon as it exists, so that --resume continues after any interruption.
     Exits 1 if a result was incorrect, 2 if no cell was measured.
     """
-    from attnbench.cli.progress import SweepDisplay
+    from attnbench.cli.progress import SweepDisplay, print_plan
     from attnbench.execution import session
     from attnbench.execution.events import follow
     from attnbench.execution.store import find_run, load_run
@@ -88,7 +87,7 @@ def sweep(**options: Any) -> None:
             )  # fmt: skip
         else:
             events = session.sweep(_request(options, ray), dry_run=dry_run)
-        path = follow(events, display.show, _print_plan)
+        path = follow(events, display.show, print_plan)
     if dry_run or path is None:
         return
     run = load_run(path)
@@ -144,47 +143,6 @@ def _written(value: Any) -> Any:
     if isinstance(value, tuple):
         return ["all" if part == ALL_THREADS else part for part in value]
     return str(value) if isinstance(value, Path) else value
-
-
-def _print_plan(event: object) -> None:
-    """Of a dry run list what would be done in which process, and how long that takes."""
-    from attnbench.base import units
-    from attnbench.execution.events import Planned
-    from attnbench.planning.forecast import within
-    from attnbench.schema.record import Cell
-    from attnbench.theory.traits import case_label
-
-    if not isinstance(event, Planned) or event.path or event.forecast is None:
-        return
-    plan, forecast = event.plan, event.forecast
-    if forecast.limit_s is not None:
-        plan = within(plan, forecast, forecast.limit_s)
-    for number, job in enumerate(plan.jobs, start=1):
-        say(f"process {number}")
-        for case, impls in job.cases:
-            cells = [Cell(case=case, impl=impl) for impl in impls]
-            fit = [cell for cell in cells if not forecast.too_large(cell)]
-            took = units.seconds(forecast.seconds(fit))
-            most = units.size(max([forecast.needs.get(cell.key) or 0 for cell in fit], default=0))
-            names = f" ({took}, {most}): {', '.join(cell.impl for cell in fit)}" if fit else ""
-            say(f"  {case.case_id}  {case_label(case)}{names}", hang=16)
-            for cell in cells:
-                if forecast.too_large(cell):
-                    needs, free = units.size(forecast.needs[cell.key]), units.size(forecast.free)
-                    say(f"{' ' * 16}skipped: {cell.impl}: needs {needs}, {free} free", hang=16)
-    for record in plan.decided:
-        say(f"{record.status}: {record.cell.impl}: {case_label(record.cell.case)}: {record.reason}")
-    every = [cell for job in plan.jobs for cell in job.cells()]
-    count = sum(not forecast.too_large(cell) for cell in every)
-    others = len(plan.decided) + len(every) - count
-    say(f"{units.counted(count, 'cell')} to measure, {others} unsupported or skipped")
-    keys, planned = {cell.key for cell in every}, list(chain.from_iterable(plan.passes))
-    if left_out := len({cell.key for cell in planned} - keys):
-        say(f"{left_out} more, for which --max-total-time will probably not suffice")
-    if count:
-        total = forecast.total(cell for cell in planned if cell.key in keys)
-        known = f"{forecast.learned} cells measured here before"
-        say(f"{total}, by {known if forecast.learned else 'sizes alone'}")
 
 
 def _print_summary(run: Run) -> None:

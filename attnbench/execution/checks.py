@@ -11,9 +11,10 @@ from attnbench.base.parameters import base_name
 from attnbench.execution.events import Events, Total, Working
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
+from attnbench.execution.supervision import Death
 from attnbench.planning.battery import Item, battery, by_coverage, small
 from attnbench.planning.plan import chosen, named
-from attnbench.schema.messages import CheckItem
+from attnbench.schema.messages import CheckItem, ItemChecked
 from attnbench.schema.record import Cell
 
 
@@ -113,9 +114,11 @@ def run_checks(
             for event in runner.check(asked):
                 if isinstance(event, Working):
                     yield event
-                else:
-                    number, found = event
-                    yield result(wanted[number], found.status, found.reason, found.metrics)
+                    continue
+                (place, _), found = event
+                assert isinstance(found, (ItemChecked, Death))
+                metrics = {} if isinstance(found, Death) else found.metrics
+                yield result(wanted[place], found.status, found.reason, metrics)
 
         for index, (item, name) in enumerate(pairs):
             if reason := reasons[item.case.case_id, name]:

@@ -336,12 +336,12 @@ class RayRunner(Executor):
         """How many slots are busy, and what one of them is at."""
         busy = [place for place in self._places if place.work and place.work.cells]
         if not busy:
-            return Working(None, None, "waiting for a slot")
+            return Working("waiting for a slot")
         at = busy[int(time.monotonic()) % len(busy)]
         assert at.work is not None, "it is busy"
         case = next(iter(at.work.cells.values())).case
         slots = f"{len(busy)} of {len(self._places)} slots busy"
-        return Working(None, None, f"{slots}, node {at.name}: {case_label(case)}")
+        return Working(f"{slots}, node {at.name}: {case_label(case)}")
 
 
 def _line(err: Exception) -> str:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from attnbench.planning.forecast import Forecast
 from attnbench.planning.plan import Plan
@@ -20,13 +19,11 @@ T = TypeVar("T")
 Events = Generator[object, None, T]  # what happens, and in the end the result
 
 
-@dataclass(frozen=True)
-class Starting:
+class Starting(NamedTuple):
     """Workers import torch: for two seconds there is nothing else to do."""
 
 
-@dataclass(frozen=True)
-class Planned:
+class Planned(NamedTuple):
     """The plan is made; `path` is where records go, None for a dry run.
 
     `forecast` knows how long cells will take: in a dry run, or where time is limited.
@@ -37,31 +34,21 @@ class Planned:
     forecast: Forecast | None = None
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A part of a gate begins."""
-
-    words: str
-
-
-@dataclass(frozen=True)
-class Total:
+class Total(NamedTuple):
     """How many checks, or cells of a gate, there are."""
 
-    count: int
+    number: int
 
 
-@dataclass(frozen=True)
-class Working:
-    """What a worker is at, a few times a second."""
+class Working(NamedTuple):
+    """What is going on; of a worker a few times a second, with the cell it is at."""
 
-    case: Case | None
-    impl: str | None
     stage: str
+    case: Case | None = None
+    impl: str | None = None
 
 
-@dataclass(frozen=True)
-class RoundMeasured:
+class RoundMeasured(NamedTuple):
     """A round of a gate was measured, or is discarded; `words` say how far the gate has come."""
 
     number: int
@@ -69,8 +56,7 @@ class RoundMeasured:
     words: str
 
 
-@dataclass(frozen=True)
-class Warned:
+class Warned(NamedTuple):
     """Something the user should know that stops nothing."""
 
     message: str

@@ -22,7 +22,7 @@ from attnbench.execution.supervision import Death, Key, Supervision
 from attnbench.planning.plan import Job
 from attnbench.schema import messages
 from attnbench.schema.case import Case
-from attnbench.schema.messages import CellMeasured, CellProfiled, Check, ItemChecked, Measure
+from attnbench.schema.messages import CellMeasured, CellProfiled, Check, Measure
 from attnbench.schema.record import Cell, Record
 from attnbench.theory.pruning import Pruning
 from attnbench.version import __version__
@@ -215,22 +215,14 @@ class LocalRunner(Executor):
 
     def check(
         self, items: Sequence[messages.CheckItem]
-    ) -> Iterator[tuple[int, ItemChecked] | Working]:
-        """Check items of the battery; yield each index with its result."""
+    ) -> Iterator[tuple[Key, messages.Result | Death] | Working]:
+        """Check items of the battery; yield what becomes of each, by its index."""
 
         def request(remaining: list[Key]) -> Check:
             return Check(tuple(items[i] for i, _ in remaining), self.settings.seed)
 
         supervised = Supervision(self, [item.case for item in items], request, _DEATHS_EACH)
-        for event in supervised.run([(i, x.impl) for i, x in enumerate(items)]):
-            if isinstance(event, Working):
-                yield event
-                continue
-            (index, impl), result = event
-            if isinstance(result, Death):
-                yield index, ItemChecked(index, impl, result.status, result.reason)
-            elif isinstance(result, ItemChecked):
-                yield index, result
+        return supervised.run([(i, item.impl) for i, item in enumerate(items)])
 
     def trace(self, request: messages.Trace) -> messages.CellTraced:
         """Where the time and the memory of a cell go; of one whose worker dies, how that ended.

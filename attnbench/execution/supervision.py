@@ -156,7 +156,7 @@ class Supervision:
                 at = attempt.at(sign)
                 case = self.cases[at[0][0]] if at else None
                 impl = at[0][1] if at and sign.impl != NOBODY else None
-                yield Working(case, impl, sign.stage)
+                yield Working(sign.stage, case, impl)
                 timeout_s = self.runner.settings.timeout_s
                 attempt.silent_s += _POLL_S  # not by a clock, which may jump
                 if attempt.silent_s > timeout_s:

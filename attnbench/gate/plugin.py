@@ -160,17 +160,23 @@ class _Gate:
 
     def _show(self, event: object) -> None:
         """A dot for each round; one that is discarded is named, since it takes time."""
-        from attnbench.execution.events import RoundMeasured, Stage, Warned
+        from attnbench.execution.events import RoundMeasured, Warned, Working
 
-        if isinstance(event, RoundMeasured):
-            self._writer.write(".", flush=True)
-            if event.discarded is not None:
-                self._warn(f"round {event.number} is discarded: {event.discarded}")
-        if isinstance(event, (Stage, RoundMeasured)) and event.words != self._stage:
-            self._stage = event.words
-            self._writer.write(f"\n{event.words} ", flush=True)
-        if isinstance(event, Warned):
-            self._warn(event.message)
+        match event:
+            case Working(stage):
+                self._begin(stage)
+            case RoundMeasured(number, discarded, words):
+                self._writer.write(".", flush=True)
+                if discarded is not None:
+                    self._warn(f"round {number} is discarded: {discarded}")
+                self._begin(words)
+            case Warned(message):
+                self._warn(message)
+
+    def _begin(self, stage: str) -> None:
+        if stage != self._stage:
+            self._stage = stage
+            self._writer.write(f"\n{stage} ", flush=True)
 
     def _warn(self, message: str) -> None:
         self._writer.write(f"\n{message}\n", flush=True)  # on a line of its own

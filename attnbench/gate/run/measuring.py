@@ -21,7 +21,7 @@ from attnbench.base.files import digest
 from attnbench.base.parameters import meant
 from attnbench.base.units import counted
 from attnbench.errors import AttnbenchError, StoreError, UsageError, WorkerError
-from attnbench.execution.events import Events, RoundMeasured, Stage, Total, Warned
+from attnbench.execution.events import Events, RoundMeasured, Total, Warned, Working
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.gate.decide.data import (
@@ -113,7 +113,7 @@ def run_gate(
         for version in (request.base, request.candidate)
     }
     with contextlib.ExitStack() as held:
-        yield Stage("checking both versions")
+        yield Working("checking both versions")
         settings: dict[VersionName, Settings] = {}
         for version in (request.base, request.candidate):
             own = held.enter_context(interpreter_of(version.environment))
@@ -150,7 +150,7 @@ def _measure(bench: Bench, run: GateRun, deadline: float, request: GateRequest) 
         if not request.keep_going and beyond_timing(run, decision):
             return replace(run, at_finding=True)
         if not rounds:
-            yield Stage("timing, interleaved")
+            yield Working("timing, interleaved")
         if time.perf_counter() + last_s > deadline:
             return replace(run, over_budget=True)
         found = _measure_twice(bench, plan, len(rounds))
