@@ -235,17 +235,17 @@ class GateDisplay(_Display):
                 self._stage(stage)
             case events.Total(number):
                 self.say(units.counted(number, "cell"))
-            case events.RoundMeasured(number, discarded, words):
+            case events.RoundMeasured(number, discarded, stage):
                 if discarded is not None:
                     self.say(f"round {number} is discarded: {discarded}")
-                self._stage(words, f"round {number}: ")
+                self._stage(stage, f"round {number}: ")
             case events.Warned(message):
                 self.warned(message)
 
-    def _stage(self, words: str, before: str = "") -> None:
-        if not self._show(before + words) and words != self._last:
-            self.say(before + words)
-        self._last = words
+    def _stage(self, stage: str, before: str = "") -> None:
+        if not self._show(before + stage) and stage != self._last:
+            self.say(before + stage)
+        self._last = stage
 
 
 def line(record: Record) -> str:

@@ -49,11 +49,11 @@ class Working(NamedTuple):
 
 
 class RoundMeasured(NamedTuple):
-    """A round of a gate was measured, or is discarded; `words` say how far the gate has come."""
+    """A round of a gate was measured; why it is discarded, if so, and what is going on now."""
 
     number: int
     discarded: str | None
-    words: str
+    stage: str
 
 
 class Warned(NamedTuple):

@@ -18,7 +18,7 @@ from attnbench.execution.ceilings import exceeded, keep, recalled
 from attnbench.execution.events import Warned, Working
 from attnbench.execution.process import CAN_FORK, GarbledError, Server, Settings, Worker, ending
 from attnbench.execution.store import environment_key
-from attnbench.execution.supervision import Death, Key, Supervision
+from attnbench.execution.supervision import Death, Key, Outcome, Supervision
 from attnbench.planning.plan import Job
 from attnbench.schema import messages
 from attnbench.schema.case import Case
@@ -88,17 +88,11 @@ class Executor(abc.ABC):
 
     @abc.abstractmethod
     def run(self, jobs: Iterable[Job]) -> Iterator[Record | Working | Warned]:
-        """Measure the jobs and yield a record for every cell, whatever becomes of it.
-
-        Between them what a worker is at, and what the user should know.
-        """
+        """Yield a record for every cell of the jobs, whatever becomes of it, and what goes on."""
 
 
 class LocalRunner(Executor):
-    """Runs groups in worker processes on this machine.
-
-    `place` are facts that name the machine among others.
-    """
+    """Runs groups in worker processes on this machine, which facts in `place` tell from others."""
 
     def __init__(self, settings: Settings, place: Mapping[str, Any] = {}) -> None:
         super().__init__(settings)
@@ -213,9 +207,7 @@ class LocalRunner(Executor):
                     self.ceilings_s += time.perf_counter() - begin
                     self.close()
 
-    def check(
-        self, items: Sequence[messages.CheckItem]
-    ) -> Iterator[tuple[Key, messages.Result | Death] | Working]:
+    def check(self, items: Sequence[messages.CheckItem]) -> Iterator[Outcome | Working]:
         """Check items of the battery; yield what becomes of each, by its index."""
 
         def request(remaining: list[Key]) -> Check:

@@ -44,6 +44,9 @@ class Death(NamedTuple):
     surely: bool = True
 
 
+Outcome = tuple[Key, Result | Death]
+
+
 @dataclass
 class Supervision:
     """Cells (keys) to be worked off by workers, request after request until none is left.
@@ -68,7 +71,7 @@ class Supervision:
     _deaths: Counter[str] = field(default_factory=Counter)
     _before: dict[Key, list[str]] = field(default_factory=dict)  # whom else that may be due to
 
-    def run(self, keys: list[Key]) -> Iterator[tuple[Key, Result | Death] | Working]:
+    def run(self, keys: list[Key]) -> Iterator[Outcome | Working]:
         """Yield a result or a Death for every key, each once, and meanwhile what a worker is at."""
         open_keys = dict.fromkeys(keys)
         # Each to be tried in a process of its own.

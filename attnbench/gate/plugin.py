@@ -141,7 +141,7 @@ class _Gate:
         assert compared.base is not None, "it is asked for"
         arguments = (*map(str, called.args), f"--rootdir={self._config.rootpath.resolve()}")
         with (
-            result_folder(output, None, self._warn) as folder,
+            result_folder(output, None, self.warned) as folder,
             git.checked_out(root, compared.base.commit) as tree,
             git.temporary_folder() as scratch,
         ):
@@ -154,7 +154,7 @@ class _Gate:
             run = follow(run_benchmarks(request, suite), self._show)
             outcome = decide(run)
             if warning := outputs.write_all(folder, run, outcome):
-                self._warn(warning)
+                self.warned(warning)
             self._table = partial(outputs.terminal, run, outcome, folder)
         return outcome
 
@@ -162,21 +162,16 @@ class _Gate:
         """A dot for each round; one that is discarded is named, since it takes time."""
         from attnbench.execution.events import RoundMeasured, Warned, Working
 
-        match event:
-            case Working(stage):
-                self._begin(stage)
-            case RoundMeasured(number, discarded, words):
-                self._writer.write(".", flush=True)
-                if discarded is not None:
-                    self._warn(f"round {number} is discarded: {discarded}")
-                self._begin(words)
-            case Warned(message):
-                self._warn(message)
+        if isinstance(event, RoundMeasured):
+            self._writer.write(".", flush=True)
+            if event.discarded is not None:
+                self.warned(f"round {event.number} is discarded: {event.discarded}")
+        if isinstance(event, (Working, RoundMeasured)) and event.stage != self._stage:
+            self._stage = event.stage
+            self._writer.write(f"\n{event.stage} ", flush=True)
+        if isinstance(event, Warned):
+            self.warned(event.message)
 
-    def _begin(self, stage: str) -> None:
-        if stage != self._stage:
-            self._stage = stage
-            self._writer.write(f"\n{stage} ", flush=True)
-
-    def _warn(self, message: str) -> None:
-        self._writer.write(f"\n{message}\n", flush=True)  # on a line of its own
+    def warned(self, message: str) -> None:
+        """On a line of its own."""
+        self._writer.write(f"\n{message}\n", flush=True)
