@@ -73,8 +73,9 @@ def sweep(
     """
     from attnbench.base.registry import require
     from attnbench.errors import UsageError
+    from attnbench.execution.events import follow
     from attnbench.execution.process import Settings
-    from attnbench.execution.session import Listener, SweepRequest
+    from attnbench.execution.session import SweepRequest
     from attnbench.execution.session import sweep as start
     from attnbench.planning.plan import Axes
 
@@ -96,7 +97,7 @@ def sweep(
             {**(settings or {}), "files": chosen.files or None, "baseline": baseline, **axes}
         ),
     )
-    path = start(request, Listener())
+    path = follow(start(request))
     assert path is not None
     return load(path)
 

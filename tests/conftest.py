@@ -20,6 +20,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from attnbench.cli import main
+from attnbench.execution.events import Events, T
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.planning.plan import Job
@@ -75,6 +76,12 @@ def assert_refused() -> Refused:
         assert [text for text in says if text not in lines[0]] == [], lines[0]
 
     return check
+
+
+def yielding(result: T, *events: object) -> Events[T]:
+    """A session in which this happens, and what it returns."""
+    yield from events
+    return result
 
 
 @pytest.fixture(scope="session")

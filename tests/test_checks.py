@@ -7,6 +7,7 @@ import pytest
 
 from attnbench.api.loader import load_built_in
 from attnbench.execution import checks
+from attnbench.execution.events import follow
 from attnbench.schema.messages import ItemChecked
 from attnbench.worker.catalogue import describe
 from tests.conftest import Cli
@@ -40,7 +41,7 @@ class Runner:
     def check(self, items):
         for number, item in enumerate(items):
             Runner.now += SECONDS * (item.impl == "naive-compiled")
-            yield number, ItemChecked(number, item.impl, "ok")
+            yield (number, item.impl), ItemChecked(number, item.impl, "ok")
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,7 @@ def _runner(monkeypatch):
 
 def checked(*names: str, **options):
     options = {"device": "cpu", "dtypes": ("float32", "float64"), "files": ()} | options
-    return checks.run_checks(names=names, **options)
+    return follow(checks.run_checks(names=names, **options))
 
 
 def count(results, impl: str, status: str) -> int:

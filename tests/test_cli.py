@@ -23,11 +23,12 @@ from attnbench.cli import main
 from attnbench.cli.options import wrapped
 from attnbench.errors import UsageError
 from attnbench.execution.checks import CheckResult
+from attnbench.execution.events import Events, Working
 from attnbench.execution.store import RECORDS, load_info, write_info
 from attnbench.planning.battery import battery
 from attnbench.schema.messages import Catalogue
 from tests import synthetic
-from tests.conftest import COMMAND, environment, exported, run_script
+from tests.conftest import COMMAND, environment, exported, run_script, yielding
 
 SIZE_FLAGS = (
     "--batch-sizes", "--heads", "--kv-heads", "--seq-lens", "--kv-lens", "--head-dims",
@@ -394,7 +395,7 @@ def test_a_check_exits_with_1_if_anything_failed_and_with_2_if_nothing_was_check
         CheckResult(item=item, impl="mine", status=each, reason="r", metrics={})
         for each in statuses.split()
     ]
-    monkeypatch.setattr("attnbench.execution.checks.run_checks", lambda **_: results)
+    monkeypatch.setattr("attnbench.execution.checks.run_checks", lambda **_: yielding(results))
     assert cli("check").exit_code == code
 
 
@@ -404,16 +405,15 @@ def test_a_watched_file_is_checked_again_when_it_changes_and_a_broken_one_waited
     file, beside, runs = tmp_path / "k.py", tmp_path / "other.py", []
     file.write_text("1")
 
-    def run(**options: Any) -> list[CheckResult]:
+    def run(**options: Any) -> Events[list[CheckResult]]:
         runs.append(options)
         if len(runs) == 1:
             raise UsageError("k.py does not import (--impl): SyntaxError")
         if len(runs) == 2:
             file.write_text("123")  # meanwhile: what is checked is out of date
-            options["watch"](None, None, "check")
         if len(runs) == 4:
             raise KeyboardInterrupt
-        return []
+        return yielding([], Working("check"))
 
     def sleep(seconds: float) -> None:
         (beside if len(runs) == 3 else file).write_text("12")

@@ -119,15 +119,15 @@ def test_the_claims_in_the_docs_are_read(tmp_path):
 @pytest.mark.slow
 def test_the_kernels_of_the_docs_are_right_but_for_what_the_text_says(tmp_path):
     from attnbench.execution.checks import run_checks
+    from attnbench.execution.events import follow
 
     names, files = ("mine", "masked"), []
     for name in names:
         (code,) = [x for x in blocks("python") if f'"{name}"' in x and "import" in x]
         files.append(tmp_path / f"{name}.py")
         files[-1].write_text(code)
-    results = run_checks(
-        names=None, files=tuple(map(str, files)), device="cpu", dtypes=("float32",)
-    )  # fmt: skip
+    given = tuple(map(str, files))
+    results = follow(run_checks(names=None, files=given, device="cpu", dtypes=("float32",)))
     assert {result.impl for result in results} == set(names)
     blind = {
         x.item.case

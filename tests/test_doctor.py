@@ -11,10 +11,11 @@ from unittest.mock import Mock
 import pytest
 
 from attnbench.execution import doctor
+from attnbench.execution.events import follow
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.schema import messages
-from tests.conftest import Cli
+from tests.conftest import Cli, yielding
 
 Diagnosis = dict[str, Any]
 
@@ -198,13 +199,10 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Diagnosis], None]:
     """No worker is started: the runner has this diagnosis."""
 
     def use(diagnosis: Diagnosis) -> None:
-        def diagnose(runner: LocalRunner, began: Callable[[str], None]) -> Diagnosis:
-            for name in diagnosis["tests"]:
-                began(name)
-            return copy.deepcopy(diagnosis)
-
+        tests = map(messages.Testing, diagnosis["tests"])
+        found = copy.deepcopy(diagnosis)
         monkeypatch.setattr(LocalRunner, "catalogue", lambda runner: {})
-        monkeypatch.setattr(LocalRunner, "diagnose", diagnose)
+        monkeypatch.setattr(LocalRunner, "diagnose", lambda runner: yielding(found, *tests))
 
     monkeypatch.setattr("attnbench.machine.host.thread_env", dict)
     return use
@@ -254,8 +252,8 @@ def test_the_runner_passes_on_what_is_tested_and_returns_the_diagnosis(monkeypat
     worker = Mock(event=lambda timeout_s: next(events))
     runner = LocalRunner(Settings(device="cpu"))
     monkeypatch.setattr(runner, "worker", lambda: worker)
-    told: list[str] = []
-    assert runner.diagnose(told.append) == FIT
-    assert told == ["clock", "cold"]
+    told: list[object] = []
+    assert follow(runner.diagnose(), told.append) == FIT
+    assert told == tests
     worker.send.assert_called_once_with(messages.Diagnose("cpu"))
     assert next(events, None) is None

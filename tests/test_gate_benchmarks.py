@@ -7,10 +7,10 @@ import random
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from attnbench.execution.events import follow
 from attnbench.execution.process import Settings
 from attnbench.gate.decide.data import Benchmark, Checked, Rules, Version
 from attnbench.gate.decide.exact import verdict_of
@@ -181,8 +181,7 @@ def test_what_becomes_of_tests_before_they_are_timed(tmp_path):
     suite = a_suite(candidate, *tests)
     settings = Settings(device="cpu", threads=1, timeout_s=60.0)
     request = GateRequest(base=base, candidate=candidate, sweeps=(), settings=settings)
-    nobody: Any = None
-    run = check_tests(suite, request, {"base": settings, "candidate": settings}, nobody)
+    run = follow(check_tests(suite, request, {"base": settings, "candidate": settings}))
     checks = {cell.impl.rpartition("test_")[2]: run.checks[n] for n, cell in enumerate(run.cells)}
     verdicts = {}
     for name, of in checks.items():

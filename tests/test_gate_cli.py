@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from attnbench.errors import StoreError, WorkerError
+from attnbench.execution.events import Events, RoundMeasured, Total, Working
 from attnbench.gate.decide.data import GateRun, Rules
 from attnbench.gate.decide.stored import load_gate
 from attnbench.gate.decide.verdict import decide
-from attnbench.gate.run.measuring import GateListener, GateRequest
+from attnbench.gate.run.measuring import GateRequest
 from attnbench.planning.plan import Axes
 from attnbench.report.documents import gate
 from tests import gate_runs, repositories
@@ -50,14 +51,14 @@ class Imagined:
     requests: list[GateRequest] = field(default_factory=list)
     base_text: str = ""
 
-    def __call__(self, request: GateRequest, listener: GateListener) -> GateRun:
+    def __call__(self, request: GateRequest) -> Events[GateRun]:
         self.requests.append(request)
         self.base_text = (Path(request.base.root) / "a.py").read_text()
-        listener.stage("checking both versions")
-        listener.planned(self.run.cells)
+        yield Working("checking both versions")
+        yield Total(len(self.run.cells))
         for number, found in enumerate(self.run.rounds, start=1):
             request.keep(self.run, found)
-            listener.round_measured(found, number, "screening 8 cells")
+            yield RoundMeasured(number, found.discarded, "screening 8 cells")
         if self.error is not None:
             raise self.error
         return replace(self.run, base=request.base, candidate=request.candidate)

@@ -25,6 +25,7 @@ from attnbench.gate.run import measuring
 from attnbench.gate.run.environments import find_environment, interpreter_of
 from attnbench.gate.run.rounds import measure_round
 from attnbench.report.documents import gate
+from tests.conftest import yielding
 from tests.gate_runs import a_run
 from tests.test_gate_rounds import a_bench
 
@@ -184,9 +185,9 @@ def test_both_environments_run_the_same_code_unless_a_base_is_named(tmp_path, mo
     """Without a repository; the built-in implementations, all of them timed."""
     requests = []
 
-    def answer(request, listener):
+    def answer(request):
         requests.append(request)
-        return replace(a_run(), base=request.base, candidate=request.candidate)
+        return yielding(replace(a_run(), base=request.base, candidate=request.candidate))
 
     monkeypatch.setattr("attnbench.gate.run.measuring.run_gate", answer)
     known = {"naive": "impls/naive.py", "sdpa": "impls/sdpa.py"}

@@ -15,6 +15,7 @@ import pytest
 from msgspec import structs
 
 from attnbench.errors import ExitCode, StoreError, UsageError, WorkerError
+from attnbench.execution.events import RoundMeasured, Warned, follow, warn
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.gate.decide.data import Checked, Failure, Rules
@@ -42,31 +43,18 @@ def a_request(folder: Path, **more: Any) -> GateRequest:
     return GateRequest(**versions, **{"sweeps": (SMALL,), "settings": settings, **more})
 
 
-class Notes:
-    """A listener that remembers."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-        self.rounds: list[str] = []
-        self.warned = self.warnings.append
-        self.stage = self.planned = lambda _: None
-
-    def round_measured(self, found: Any, number: int, words: str) -> None:
-        self.rounds.append(words)
-
-
 def test_every_implementation_gets_its_row_by_real_checks_and_rounds(tmp_path, monkeypatch):
     """Names of installed ones belong to the files. However busy the machine is, rounds count."""
     monkeypatch.setattr(measuring, "MOST_DISCARDED", 0)
     right = dict.fromkeys(("spoilt", "hoarder", "same"), "pass")
     base = right | {"gone": "pass", "naive": WRONG}
     candidate = right | {"spoilt": WRONG, "hoarder": KEEPS, "new": "pass", "naive": "pass"}
-    notes, sweep = Notes(), replace(SMALL, kv_heads=(2, 3))
+    events, sweep = list[object](), replace(SMALL, kv_heads=(2, 3))
     rules = Rules(screen_rounds=1, looks=(1,), alpha=0.5, beta=0.5)
     request = a_request(
         tmp_path, base=base, candidate=candidate, sweeps=(sweep,), rules=rules, keep_going=True
     )
-    run = run_gate(request, notes)
+    run = follow(run_gate(request), events.append)
     outcome = decide(run)
     heads = {row: row.cell.case.kv_heads for row in outcome.rows if isinstance(row.cell, Cell)}
     unfit = [row for row, kv_heads in heads.items() if kv_heads == 3]
@@ -86,7 +74,7 @@ def test_every_implementation_gets_its_row_by_real_checks_and_rounds(tmp_path, m
     same = run.checks[next(n for n, cell in enumerate(run.cells) if cell.impl == "same")]
     assert same["base"].metrics == same["candidate"].metrics
     assert run.environment["threads"] == 1
-    assert len(run.rounds) == len(notes.rounds) > 0
+    assert len(run.rounds) == sum(isinstance(e, RoundMeasured) for e in events) > 0
     assert not any(found.failures for found in run.rounds)
     for found in run.rounds:
         assert {run.cells[number].impl for number in found.samples} <= {"same", "hoarder"}
@@ -148,7 +136,7 @@ def test_one_lost_process_proves_nothing_and_is_noted(
     tmp_path, imagined, name, first, again, verdict
 ):
     imagined |= {(name, 1): first, (name, 2): again}
-    (row,) = decide(run_gate(a_request(tmp_path), Notes())).rows
+    (row,) = decide(follow(run_gate(a_request(tmp_path)))).rows
     assert row.verdict == (verdict or {"base": "not comparable", "candidate": "incorrect"}[name])
     assert row.notes == ((f"failed once on the {name} ({first}: why)",) if verdict else ())
 
@@ -157,16 +145,17 @@ def test_one_lost_process_proves_nothing_and_is_noted(
 def test_a_base_without_the_file_or_that_does_not_import_leaves_nothing_to_compare(
     tmp_path, imagined, there
 ):
-    notes, request = Notes(), a_request(tmp_path)
+    events, request = list[object](), a_request(tmp_path)
     imagined["base"] = "no_such_module"
     if not there:
         request = replace(request, base=replace(request.base, files=()))
         del imagined["base"]
-    run = run_gate(request, notes)
+    run = follow(run_gate(request), events.append)
     outcome = decide(run)
     assert outcome.exit_code == ExitCode.USAGE
     assert run.rounds == ()
-    assert [("no_such_module" in text) for text in notes.warnings] == [True] * there
+    warnings = [event.message for event in events if isinstance(event, Warned)]
+    assert [("no_such_module" in text) for text in warnings] == [True] * there
     assert ("no_such_module" in outcome.rows[0].reason) == there
 
 
@@ -177,10 +166,10 @@ def test_a_candidate_that_does_not_import_and_sweeps_of_nonsense_are_one_line(tm
         ({"kv_heads": (3,)}, "kv"),
     ):
         with pytest.raises(UsageError, match=says):
-            run_gate(replace(request, sweeps=(replace(SMALL, **axes),)), Notes())
+            follow(run_gate(replace(request, sweeps=(replace(SMALL, **axes),))))
     imagined["candidate"] = "SyntaxError"
     with pytest.raises(UsageError, match=r"candidate cannot be measured.*SyntaxError"):
-        run_gate(request, Notes())
+        follow(run_gate(request))
 
 
 @pytest.mark.parametrize("mode", ["exclusive process", "prohibited"])
@@ -190,7 +179,7 @@ def test_a_gpu_that_takes_one_process_is_refused_before_a_round(
     monkeypatch.setitem(recorded_catalogue.environment, "compute_mode", mode)
     monkeypatch.setattr(LocalRunner, "run", None)  # nothing is checked either
     with pytest.raises(UsageError, match=rf"compute mode is {mode}.*nvidia-smi -c DEFAULT"):
-        run_gate(a_request(tmp_path), Notes())
+        follow(run_gate(a_request(tmp_path)))
 
 
 def test_a_case_is_skipped_only_if_no_sweep_has_a_use_for_it(monkeypatch, recorded_catalogue):
@@ -204,7 +193,7 @@ def test_a_case_is_skipped_only_if_no_sweep_has_a_use_for_it(monkeypatch, record
 
 
 def measure(
-    monkeypatch, measured, deadline=float("inf"), keep=GateRequest.keep, notes=None, checks=None,
+    monkeypatch, measured, deadline=float("inf"), keep=GateRequest.keep, show=warn, checks=None,
     keep_going=False,
 ):  # fmt: skip
     """The rounds of two versions that are alike, as `measured(plan, number)` makes them."""
@@ -213,7 +202,7 @@ def measure(
     run = replace(run, checks={**run.checks, **(checks or {})})
     bench: Any = None
     request: Any = type("Request", (), {"keep": staticmethod(keep), "keep_going": keep_going})
-    return measuring._measure(bench, run, notes or Notes(), deadline, request)
+    return follow(measuring._measure(bench, run, deadline, request), show)
 
 
 def test_discarded_rounds_are_measured_again_but_not_for_ever(monkeypatch):
@@ -264,7 +253,7 @@ def test_a_wrong_result_or_what_has_grown_ends_the_run_at_once_unless_it_is_to_k
 
 
 def test_a_disk_that_is_full_in_the_middle_ends_no_run(monkeypatch):
-    notes, rng = Notes(), random.Random(0)
+    events, rng = list[object](), random.Random(0)
     kept: list[Any] = []
 
     def keep(run, found):
@@ -272,10 +261,12 @@ def test_a_disk_that_is_full_in_the_middle_ends_no_run(monkeypatch):
             raise StoreError("cannot write rounds.jsonl (No space left on device)")
         kept.append(found)
 
-    run = measure(monkeypatch, lambda plan, n: a_round(plan, {}, rng), keep=keep, notes=notes)
+    run = measure(
+        monkeypatch, lambda plan, n: a_round(plan, {}, rng), keep=keep, show=events.append
+    )
     assert (len(run.rounds), run.over_budget, len(kept)) == (Rules().screen_rounds, False, 1)
-    (warning,) = notes.warnings
-    assert "No space left on device" in warning
+    (warning,) = (event for event in events if isinstance(event, Warned))
+    assert "No space left on device" in warning.message
 
 
 def test_a_round_that_fails_is_measured_again_once(monkeypatch):

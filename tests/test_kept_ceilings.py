@@ -15,11 +15,13 @@ import pytest
 from attnbench.base.jsontext import sealed
 from attnbench.errors import StoreError
 from attnbench.execution import ceilings, runner
+from attnbench.execution.events import Warned, follow
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.planning.plan import Job
 from attnbench.schema.case import Case
 from attnbench.schema.messages import CellMeasured
+from attnbench.schema.record import Record
 from tests import synthetic
 
 CASE = Case(seq_len=256)
@@ -66,10 +68,13 @@ def sweep(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[st
 
         monkeypatch.setattr(LocalRunner, "ceilings", found)
         running = LocalRunner(Settings(device="cpu", **settings))
-        running.environments, running.warned = {"a": facts}, warned.append
+        running.environments = {"a": facts}
         running.limits = ASKED[0]
-        for record in running.run([Job(groups=(((CASE, (name,)),),)) for name in ("x", "y")]):
-            done.append(record.cell.impl)
+        for event in running.run([Job(groups=(((CASE, (name,)),),)) for name in ("x", "y")]):
+            if isinstance(event, Record):
+                done.append(event.cell.impl)
+            elif isinstance(event, Warned):
+                warned.append(event.message)
         return {"done": done, "warned": warned, **running.environments["a"].get("ceilings", {})}
 
     return swept
@@ -77,7 +82,7 @@ def sweep(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[st
 
 def test_a_time_beyond_kept_ceilings_has_them_measured_again_before_it_is_suspect(sweep):
     assert sweep(SLOW)["done"] == ["x", "ceilings", "y"]
-    facts = ceilings.recalled(dict(synthetic.CPU), ASKED, print)
+    facts = follow(ceilings.recalled(dict(synthetic.CPU), ASKED))
     record = synthetic.timed(CASE, "x", [100.0] * 9, flops_executed=10**8)
     assert ceilings.exceeded(record, facts)
     found = sweep(FAST)
@@ -150,5 +155,5 @@ def test_where_nothing_can_be_kept_a_line_says_so_and_the_run_goes_on(
 
 def test_what_could_not_be_measured_is_not_kept(cache, monkeypatch):
     found = {"1": measured(1.0) | {"read_gbps": None}}
-    ceilings.keep(found, dict(synthetic.CPU), ASKED, print)
+    assert list(ceilings.keep(found, dict(synthetic.CPU), ASKED)) == []
     assert not os.path.exists(cache)

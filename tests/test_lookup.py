@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from attnbench.base.parameters import base_name
-from attnbench.cli.progress import SweepDisplay
+from attnbench.cli import progress
 from attnbench.execution import session
+from attnbench.execution.events import Planned
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.planning.lookup import TABLE, look_up
@@ -37,7 +38,8 @@ def planned(cli: Cli, worker: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> A
     """`planned(command)` is what this sweep would measure, as its --dry-run has it."""
     plans: list[Plan] = []
     monkeypatch.setattr(session, "_executor", lambda *_: contextlib.nullcontext(worker))
-    monkeypatch.setattr(SweepDisplay, "planned", lambda _, plan, *__: plans.append(plan))
+    taken = lambda event: plans.append(event.plan) if isinstance(event, Planned) else None  # noqa: E731
+    monkeypatch.setattr(progress, "print_plan", taken)
 
     def plan_of(command: str, *options: str) -> list[tuple[Case, str]]:
         program, *args = shlex.split(command)

@@ -1,6 +1,7 @@
 """`--processes N`: each cell in N fresh processes, one row in the table; and how it is resumed."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_what_measures_a_cell_again_shares_no_address_layout(monkeypatch):
     monkeypatch.setattr(Supervision, "run", run)
     monkeypatch.setattr(LocalRunner, "renew", lambda runner: renewed.append(runner))
     job = Job(groups=(((Case(seq_len=16), ("naive",)),),))
-    records = LocalRunner(Settings()).run(replace(job, process=i) for i in (0, 0, 1, 2))
+    records: Any = LocalRunner(Settings()).run(replace(job, process=i) for i in (0, 0, 1, 2))
     assert [(record.process, len(renewed)) for record in records] == [
         (0, 0),
         (0, 0),

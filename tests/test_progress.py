@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 from attnbench.cli import progress
+from attnbench.execution.events import Working
 from attnbench.schema.case import Case
 from tests import synthetic
 from tests.conftest import run_script
@@ -15,8 +16,8 @@ def test_a_time_is_shown_live_from_when_its_cell_is_measured(monkeypatch):
         advance=lambda *_: None, update=lambda _, description: shown.append(description)
     )
     monkeypatch.setattr(display, "_progress", live)
-    display.recorded(synthetic.timed(Case(), "naive", [7000.0] * 7))
-    display.working(Case(), "sdpa", "samples")
+    display.show(synthetic.timed(Case(), "naive", [7000.0] * 7))
+    display.show(Working("samples", Case(), "sdpa"))
     assert shown[0] == "7.00 ms naive"
     assert shown[1].startswith("7.00 ms naive, now sdpa")
 

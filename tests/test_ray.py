@@ -19,8 +19,8 @@ import ray
 import attnbench.execution.cluster as cluster_module
 from attnbench.errors import UsageError
 from attnbench.execution.cluster import RayRunner, _connected, _staged
+from attnbench.execution.events import Warned
 from attnbench.execution.process import Settings
-from attnbench.execution.session import Listener
 from attnbench.execution.store import load_run
 from attnbench.planning.plan import Job
 from attnbench.schema.case import Case
@@ -241,10 +241,7 @@ GROUPS = [((Case(seq_len=n), ("naive", "sdpa")),) for n in (16, 32, 64, 128)]
 def run_on_fake(
     behaviour: Any, planned_on: str = "", taken: Any = iter, **given: Any
 ) -> tuple[list[Record], Ray, list[str]]:
-    warnings: list[str] = []
-    listener = Listener()
-    listener.warned = warnings.append  # type: ignore[method-assign,assignment]
-    runner = RayRunner(Settings(processes=2), "auto", listener)
+    runner = RayRunner(Settings(processes=2), "auto")
     runner._there, runner._ray = Settings(device="cpu"), Ray(behaviour)
     vars(runner).update(given)
     if planned_on:
@@ -252,7 +249,9 @@ def run_on_fake(
         runner.start()
         runner._ray.names = "ab"
     jobs = [Job(groups=(group,), process=process) for process in (0, 1) for group in GROUPS]
-    return list(runner.run(taken(jobs))), runner._ray, warnings
+    events = list(runner.run(taken(jobs)))
+    warnings = [event.message for event in events if isinstance(event, Warned)]
+    return [each for each in events if isinstance(each, Record)], runner._ray, warnings
 
 
 def test_jobs_are_taken_as_slots_come_free_also_where_cases_live_elsewhere(monkeypatch):

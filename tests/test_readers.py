@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,16 @@ from typing import Any
 import pytest
 
 from attnbench.cli import options, progress
-from attnbench.execution.session import Listener, SweepRequest, resume, sweep
+from attnbench.execution.events import Total, Warned, Working, follow
+from attnbench.execution.session import SweepRequest, resume, sweep
 from attnbench.execution.store import RECORDS, RunWriter, load_info, load_run, write_info
 from attnbench.gate.decide.verdict import decide
-from attnbench.planning.plan import Axes, Plan
+from attnbench.planning.plan import Axes
 from attnbench.report import files
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from tests import synthetic
-from tests.conftest import COMMAND, TINY, environment
+from tests.conftest import COMMAND, TINY, environment, yielding
 from tests.gate_runs import a_run
 
 CELLS = ("--impls", "naive,sdpa", "--seq-lens", "8", "--threads", "1", "--ceilings", "none")
@@ -75,58 +75,46 @@ def test_displays_outlive_whoever_reads_standard_error(where, monkeypatch, capsy
     with (
         progress.SweepDisplay(quiet=False) as sweeping,
         progress.GateDisplay(quiet=False) as gating,
-        progress.CheckDisplay(lambda _: None, quiet=False) as checking,
+        progress.CheckDisplay(quiet=False) as checking,
     ):
-        sweeping.recorded(record)
+        sweeping.show(record)
         goes_away()
         for _ in range(3):
-            sweeping.recorded(record)
-            sweeping.warned("beware")
-            gating.stage("timing")
+            sweeping.show(record)
+            sweeping.show(Warned("beware"))
+            gating.show(Working("timing"))
             gating.say("a line")
-            checking.planned(3)
+            checking.show(Total(3))
             options.say("a line", err=True)
     options.say("the table")
     stream.close()
     assert capsys.readouterr().out == "the table\n", "standard output is another matter"
 
 
-class Failing(Listener):
-    """Raises whatever it is told."""
+@pytest.mark.parametrize("even_warned", [False, True])
+def test_a_display_that_raises_ends_nothing_and_is_reported_once_at_the_end(even_warned, recwarn):
+    shown: list[str] = []
 
-    def __init__(self, *, even_warned: bool) -> None:
-        self._even_warned = even_warned
-        self.warnings: list[str] = []
+    def show(event: object) -> None:
+        if isinstance(event, Warned) and not even_warned:
+            shown.append(event.message)
+        else:
+            raise KeyError(event)
 
-    def planned(self, plan: Plan, path: Path | None, forecast: object = None) -> None:
-        raise KeyError("plan")
-
-    def recorded(self, record: Record) -> None:
-        raise ZeroDivisionError
-
-    def warned(self, message: str) -> None:
-        if self._even_warned:
-            raise OSError("nobody there")
-        self.warnings.append(message)
+    assert follow(yielding("the result", 1, 2, 3), show) == "the result"
+    (text,) = shown or [str(warning.message) for warning in recwarn]
+    assert text.startswith("progress was not shown to the end (KeyError: 1)")
 
 
 @pytest.mark.usefixtures("imagined_worker")
-@pytest.mark.parametrize("even_warned", [False, True])
-def test_a_listener_that_raises_ends_no_sweep_and_is_reported_once_at_the_end(
-    tmp_path, even_warned
-):
-    listener = Failing(even_warned=even_warned)
+def test_a_record_is_on_disk_before_it_is_shown_and_who_stops_there_can_go_on(tmp_path):
     request = SweepRequest(sweeps=(Axes(impls=("naive", "sdpa")),), output=tmp_path, name="r")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        path = sweep(request, listener)
-        assert path is not None
-        resume(path, listener)
-    assert [r.status for r in load_run(path).records] == ["ok", "ok"]
-    told = [str(w.message) for w in caught if w.category is RuntimeWarning] or listener.warnings
-    assert len(told) == 2, "once for each"
-    for text in told:
-        assert text.startswith("progress was not shown to the end (KeyError: 'plan')")
+    events = sweep(request)
+    first = next(event for event in events if isinstance(event, Record))
+    assert load_run(tmp_path / "r").records == [first]
+    events.close()
+    records = load_run(follow(resume(tmp_path / "r"))).records
+    assert [record.status for record in records] == ["ok", "ok"]
 
 
 @pytest.mark.usefixtures("imagined_worker")
@@ -135,7 +123,7 @@ def test_what_another_process_wrote_until_it_ended_is_kept_by_the_one_that_goes_
 ):
     """It ends when this one is about to begin: what it did is neither lost nor done again."""
     request = SweepRequest(sweeps=(Axes(impls=("naive", "sdpa")),), output=tmp_path, name="r")
-    path, measured = sweep(request, Listener()), list[str]()
+    path, events = follow(sweep(request)), list[object]()
     assert path is not None
     *first, last = (path / RECORDS).read_text().splitlines(keepends=True)
     (path / RECORDS).write_text("".join(first))
@@ -149,9 +137,8 @@ def test_what_another_process_wrote_until_it_ended_is_kept_by_the_one_that_goes_
         locked(writer, folder)
 
     monkeypatch.setattr(RunWriter, "__init__", ends_now)
-    monkeypatch.setattr(Listener, "recorded", lambda _, record: measured.append(record.cell.impl))
-    resume(path, Listener())
-    assert measured == []
+    follow(resume(path), events.append)
+    assert not [event for event in events if isinstance(event, Record)]
     assert load_info(path)["spent"]["samples"] == 77.0
 
 

@@ -96,25 +96,20 @@ def _check(
         ChangedError: a source file no longer has the stamp given.
     """
     from attnbench.cli.progress import CheckDisplay
-    from attnbench.execution.checks import run_checks
+    from attnbench.execution.checks import CheckResult, run_checks
+    from attnbench.execution.events import follow
     from attnbench.execution.failures import failures
 
-    def seen(result: CheckResult | None) -> None:
+    def output(event: object) -> None:
         if stamps is not None and _stamps(options["files"]) != stamps:
             raise ChangedError
-        if result is not None and verbose and not as_json:
-            reason = f": {result.reason}" if result.reason else ""
-            item = f"{result.item.name}: {case_label(result.item.case)}"
-            click.echo(f"{result.status:11} {result.impl}: {item}{reason}")
+        if isinstance(event, CheckResult) and verbose and not as_json:
+            reason = f": {event.reason}" if event.reason else ""
+            item = f"{event.item.name}: {case_label(event.item.case)}"
+            click.echo(f"{event.status:11} {event.impl}: {item}{reason}")
 
-    with CheckDisplay(seen, quiet=verbose and not as_json) as display:
-        results = run_checks(
-            names=impls,
-            watch=display.working,
-            planned=display.planned,
-            checked=display.checked,
-            **options,
-        )
+    with CheckDisplay(quiet=verbose and not as_json) as display:
+        results = follow(run_checks(names=impls, **options), display.show, output)
     kinds = failures(results)
     if as_json:
         found = {

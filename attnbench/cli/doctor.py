@@ -39,15 +39,16 @@ def doctor(device: str, threads: int | None, as_json: bool) -> None:
     Exits 0 where the machine is fit to measure and 4 where not; a warning changes nothing.
     """
     from attnbench.execution.doctor import examine
+    from attnbench.execution.events import follow
 
     shows = sys.stderr.isatty() and not as_json
 
-    def tell(test: str) -> None:
+    def show(event: Any) -> None:
         # A line for each and nothing animated: a thread that draws would disturb what is timed.
         if shows:
-            say(f"testing {_STAGES.get(test, test)} …", err=True)
+            say(f"testing {_STAGES.get(event.test, event.test)} …", err=True)
 
-    examination = examine(device=device, threads=threads or 1, began=tell)
+    examination = follow(examine(device=device, threads=threads or 1), show)
     if as_json:
         click.echo(json.dumps(examination.to_json(), indent=1))
     else:

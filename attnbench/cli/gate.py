@@ -186,6 +186,7 @@ def _read(table: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 def _measured(
     asked: Comparison, options: dict[str, Any], display: GateDisplay, folder: Path
 ) -> GateRun:
+    from attnbench.execution.events import follow
     from attnbench.execution.process import Settings
     from attnbench.gate.decide.stored import keep_round
     from attnbench.gate.run.git import checked_out
@@ -206,7 +207,8 @@ def _measured(
         keep = partial(keep_round, folder)
         # What another torch allocates does not end a run that asks how fast it is.
         keep_going = options["keep_going"] or asked.environments is not None
-        return run_gate(replace(request, keep=keep, keep_going=keep_going), display)
+        request = replace(request, keep=keep, keep_going=keep_going)
+        return follow(run_gate(request), display.show)
 
 
 def replay(options: dict[str, Any]) -> ExitCode:

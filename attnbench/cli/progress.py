@@ -9,9 +9,8 @@ import shlex
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -27,19 +26,37 @@ from rich.progress import (
 from rich.table import Column
 
 from attnbench.base import units
-from attnbench.base.guard import Guard
 from attnbench.base.signals import EndedError
 from attnbench.cli.options import say, silence, wrapped
+from attnbench.execution import events
 from attnbench.execution.checks import CheckResult
-from attnbench.execution.session import Listener
-from attnbench.gate.decide.data import GateCell, Round
-from attnbench.planning.forecast import Forecast, within
+from attnbench.planning.forecast import within
 from attnbench.planning.plan import Plan, cell_s, jobs_of
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record
 from attnbench.theory.traits import case_label
 
 _BESIDE = 44  # letters of the live line before its description
+
+
+class _Unread:
+    """Standard error, of which nothing more is written once it has no reader, or no room.
+
+    Rich would put /dev/null in the place of standard output then, and exit.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            silence(self._stream)
 
 
 class _Display:
@@ -49,9 +66,7 @@ class _Display:
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
-        # Where nobody reads, rich would put /dev/null in the place of standard output, and exit.
-        stream = sys.stderr  # None where it is closed
-        file: Any = stream and Guard(stream, lambda _: silence(stream))
+        file: Any = sys.stderr and _Unread(sys.stderr)  # None where it is closed
         self._console = Console(file=file, stderr=True, highlight=False, emoji=False)
         self._progress: Progress | None = None
         self._task = TaskID(0)
@@ -102,27 +117,41 @@ class _Display:
                 say(self.on_interrupt, err=True)
 
 
-class SweepDisplay(_Display, Listener):
-    """Shows how far a sweep is. A listener of `attnbench.execution.session`."""
+class SweepDisplay(_Display):
+    """Shows how far a sweep is, by the events of `attnbench.execution.session`."""
 
     def __init__(self, *, quiet: bool) -> None:
         super().__init__(quiet=quiet)
         self._count = self._total = 0
         self._latest = ""  # time and implementation of the last cell
 
-    def starting(self) -> None:
-        """Load meanwhile what lines and the table at the end are made with."""
-        importlib.import_module("attnbench.analysis.highlights")
-        importlib.import_module("attnbench.report.render.tables")
+    def show(self, event: object) -> None:
+        """Say what will be done, how far it is, and what became of each cell."""
+        match event:
+            case events.Starting():  # what lines and the table need is loaded meanwhile
+                importlib.import_module("attnbench.analysis.highlights")
+                importlib.import_module("attnbench.report.render.tables")
+            case events.Planned(plan, Path() as path):
+                self._planned(plan, path)
+            case events.Working(stage, case, impl):
+                text = f"{impl or 'all'}: {case_label(case)} ({stage})" if case else stage
+                room = max(20, self._console.width - _BESIDE)
+                shown = f"{self._latest}, now {text}" if self._latest else text
+                self._show(textwrap.shorten(shown, room, placeholder=" …"))  # cut between words
+            case Record() if event.spent_s or event.status not in ("unsupported", "skipped"):
+                self._recorded(event)
+            case events.Warned(message):
+                self.warned(message)
 
-    def planned(self, plan: Plan, path: Path | None, forecast: Forecast | None = None) -> None:
-        """Say what will be done; for a dry run, list it."""
+    def resumable(self, path: Path) -> None:
+        """From now on an interrupted run can be continued."""
+        again = f"attnbench sweep --resume {shlex.quote(str(path))}"
+        self.on_interrupt = f"Interrupted. Continue with: {again}"
+
+    def _planned(self, plan: Plan, path: Path) -> None:
         self.resumable(path)
         measured = [cell for cells in plan.passes for cell in cells]
         self._total = len(measured)
-        if path is None:
-            _print_plan(plan, forecast)
-            return
         if not measured and not plan.decided:
             self.say(f"nothing is missing in {path}")
             return
@@ -141,22 +170,8 @@ class SweepDisplay(_Display, Listener):
             total=sum(cell_s(cell.case) for cell in measured),
         )
 
-    def resumable(self, path: Path | None) -> None:
-        """From now on an interrupted run can be continued."""
-        again = f"attnbench sweep --resume {shlex.quote(str(path))}"
-        self.on_interrupt = f"Interrupted. Continue with: {again}" if path else ""
-
-    def working(self, case: Case | None, impl: str | None, stage: str) -> None:
-        """Show the last time, the cell and the stage the worker is at."""
-        text = f"{impl or 'all'}: {case_label(case)} ({stage})" if case else stage
-        room = max(20, self._console.width - _BESIDE)
-        shown = f"{self._latest}, now {text}" if self._latest else text
-        self._show(textwrap.shorten(shown, room, placeholder=" …"))  # a cut between words
-
-    def recorded(self, record: Record) -> None:
+    def _recorded(self, record: Record) -> None:
         """Count one record; without a terminal print a line for it."""
-        if record.status in ("unsupported", "skipped") and not record.spent_s:
-            return
         self._count += 1
         if self._progress is None:
             self.say(f"[{self._count}/{self._total}] {line(record)}")
@@ -170,34 +185,30 @@ class SweepDisplay(_Display, Listener):
 
 
 class CheckDisplay(_Display):
-    """Shows how far checks are; `seen` is called with each result, and with None in between."""
+    """Shows how far checks are, by the events of `attnbench.execution.checks`."""
 
     _EACH_S = 10.0  # without a terminal
 
-    def __init__(self, seen: Callable[[CheckResult | None], None], *, quiet: bool) -> None:
+    def __init__(self, *, quiet: bool) -> None:
         super().__init__(quiet=quiet)
-        self._seen = seen
         self._count = self._failed = self._total = 0
         self._said = time.monotonic()
         self._begin()
 
-    def planned(self, count: int) -> None:
-        """The number of checks is known."""
-        self._total = count
-        self._counted("begins")
-
-    def working(self, case: Case | None, impl: str | None, stage: str) -> None:
-        """Show the check and the stage the worker is at."""
-        self._seen(None)
-        if case is not None:
-            self._counted(f"{impl}: {case_label(case)} ({stage})")
-
-    def checked(self, result: CheckResult) -> None:
-        """Count one result."""
-        self._count += 1
-        self._failed += result.failed
-        self._seen(result)
-        self._counted(f"{result.impl}: {case_label(result.item.case)}")
+    def show(self, event: object) -> None:
+        """Count results, and show the check and the stage that the worker is at."""
+        match event:
+            case events.Total(number):
+                self._total = number
+                self._counted("begins")
+            case events.Working(stage, Case() as case, impl):
+                self._counted(f"{impl}: {case_label(case)} ({stage})")
+            case CheckResult():
+                self._count += 1
+                self._failed += event.failed
+                self._counted(f"{event.impl}: {case_label(event.item.case)}")
+            case events.Warned(message):
+                self.warned(message)
 
     def _counted(self, text: str) -> None:
         failed = f", {self._failed} failed" if self._failed else ""
@@ -208,7 +219,7 @@ class CheckDisplay(_Display):
 
 
 class GateDisplay(_Display):
-    """Shows how far a gate is. A listener of `attnbench.gate.run.measuring`."""
+    """Shows how far a gate is, by the events of `attnbench.gate.run.measuring`."""
 
     on_interrupt = "Interrupted; what was checked out is removed."
     _last = ""
@@ -217,21 +228,24 @@ class GateDisplay(_Display):
         self._begin()
         return self
 
-    def stage(self, words: str, before: str = "") -> None:
-        """Name the part of the run that begins."""
-        if not self._show(before + words) and words != self._last:
-            self.say(before + words)
-        self._last = words
+    def show(self, event: object) -> None:
+        """Name the part of the run that begins, and each round that is discarded: it takes time."""
+        match event:
+            case events.Working(stage):
+                self._stage(stage)
+            case events.Total(number):
+                self.say(units.counted(number, "cell"))
+            case events.RoundMeasured(number, discarded, stage):
+                if discarded is not None:
+                    self.say(f"round {number} is discarded: {discarded}")
+                self._stage(stage, f"round {number}: ")
+            case events.Warned(message):
+                self.warned(message)
 
-    def planned(self, cells: tuple[GateCell, ...]) -> None:
-        """Say how many cells are watched."""
-        self.say(units.counted(len(cells), "cell"))
-
-    def round_measured(self, found: Round, number: int, words: str) -> None:
-        """Count a round; one that is discarded is named, since it takes time."""
-        if found.discarded is not None:
-            self.say(f"round {number} is discarded: {found.discarded}")
-        self.stage(words, f"round {number}: ")
+    def _stage(self, stage: str, before: str = "") -> None:
+        if not self._show(before + stage) and stage != self._last:
+            self.say(before + stage)
+        self._last = stage
 
 
 def line(record: Record) -> str:
@@ -248,8 +262,11 @@ def _time(record: Record) -> str:
     return units.time(times.time_us(record))
 
 
-def _print_plan(plan: Plan, forecast: Forecast | None) -> None:
-    assert forecast is not None, "it belongs to a dry run"
+def print_plan(event: object) -> None:
+    """Of a dry run list what would be done in which process, and how long that takes."""
+    if not isinstance(event, events.Planned) or event.path or event.forecast is None:
+        return
+    plan, forecast = event.plan, event.forecast
     if forecast.limit_s is not None:
         plan = within(plan, forecast, forecast.limit_s)
     for number, job in enumerate(plan.jobs, start=1):

@@ -22,6 +22,7 @@ from attnbench.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from attnbench.execution.events import Events
     from attnbench.execution.session import SweepRequest
     from attnbench.execution.store import Run
 
@@ -55,8 +56,9 @@ def sweep(**options: Any) -> None:
     result is stored as soon as it exists, so that --resume continues after any interruption.
     Exits 1 if a result was incorrect, 2 if no cell was measured.
     """
-    from attnbench.cli.progress import SweepDisplay
+    from attnbench.cli.progress import SweepDisplay, print_plan
     from attnbench.execution import session
+    from attnbench.execution.events import follow
     from attnbench.execution.store import find_run, load_run
     from attnbench.schema.record import FAILURES
 
@@ -77,15 +79,15 @@ def sweep(**options: Any) -> None:
                 raise UsageError(
                     f"--resume takes everything from the run itself; remove {', '.join(flags)}"
                 )
-            path: Path | None = find_run(options["resume"], options["output"])
-            assert path is not None
-            display.resumable(path)
-            session.resume(
-                path, display, retry=retry, max_total_time_s=options["max_total_time"],
+            folder = find_run(options["resume"], options["output"])
+            display.resumable(folder)
+            events: Events[Path | None] = session.resume(
+                folder, retry=retry, max_total_time_s=options["max_total_time"],
                 dry_run=dry_run, ray=ray, mixed=options["mixed"],
             )  # fmt: skip
         else:
-            path = session.sweep(_request(options, ray), display, dry_run=dry_run)
+            events = session.sweep(_request(options, ray), dry_run=dry_run)
+        path = follow(events, display.show, print_plan)
     if dry_run or path is None:
         return
     run = load_run(path)

@@ -78,6 +78,7 @@ def verify(**options: Any) -> None:
         raise UsageError("--budget needs --until-decided, which measures again what is open")
     if options["measures"]:
         from attnbench.cli.progress import SweepDisplay
+        from attnbench.execution.events import follow
         from attnbench.execution.process import Settings
         from attnbench.execution.session import sweep_for_verdicts
 
@@ -87,7 +88,8 @@ def verify(**options: Any) -> None:
         )
         names = {"output": options["output"], "name": options["name"]}
         with SweepDisplay(quiet=options["quiet"]) as display:
-            path = sweep_for_verdicts(settings, display, impls=options["impls"] or (), **names)
+            events = sweep_for_verdicts(settings, impls=options["impls"] or (), **names)
+            path = follow(events, display.show)
     else:
         path = find_run("latest" if options["run"] is None else options["run"], options["output"])
     if options["until_decided"]:
@@ -109,6 +111,7 @@ def measure_until_decided(path: Path, until: float, *, quiet: bool) -> None:
     """
     from attnbench.analysis.scaling import scaling
     from attnbench.cli.progress import SweepDisplay
+    from attnbench.execution.events import follow
     from attnbench.execution.session import resume
     from attnbench.execution.store import load_run
 
@@ -127,7 +130,7 @@ def measure_until_decided(path: Path, until: float, *, quiet: bool) -> None:
         if not chosen:
             break
         with SweepDisplay(quiet=quiet) as display:
-            resume(path, display, again=chosen)
+            follow(resume(path, again=chosen), display.show)
         turns.update(chosen)
         pace = max(1.0, (time.monotonic() - now) / max(1e-3, room_s - left_s))
     took = units.seconds(time.monotonic() - begin)

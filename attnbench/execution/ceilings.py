@@ -6,7 +6,7 @@ machine runs, as a virtual one may be on another host after that, and machines m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Generator, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from attnbench.base.files import cache_folder, read, write_whole
 from attnbench.base.jsontext import checksum, decode, dumps, sealed, unsealed
 from attnbench.base.stats import robust_least
 from attnbench.errors import StoreError
+from attnbench.execution.events import Warned
 from attnbench.execution.store import environment_key
 from attnbench.machine import limits
 from attnbench.schema.record import Record
@@ -23,7 +24,7 @@ Facts = dict[str, Any]
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # Linux makes one up each time it starts
 
 
-def recalled(facts: Facts, asked: object, warned: Callable[[str], None]) -> Facts:
+def recalled(facts: Facts, asked: object) -> Generator[Warned, None, Facts]:
     """The facts with ceilings of the last day, marked as `cached`, where such are kept."""
     try:
         kept = decode(unsealed(read(file := _file(facts, asked))), Facts)
@@ -36,11 +37,12 @@ def recalled(facts: Facts, asked: object, warned: Callable[[str], None]) -> Fact
     except OSError:
         pass  # there is none; and `keep` says what is wrong with the folder
     except (AttributeError, KeyError, TypeError, ValueError) as err:
-        warned(f"{file} is not used, the machine's ceilings are measured again: {err!s:.200}")
+        why = f"the machine's ceilings are measured again: {err!s:.200}"
+        yield Warned(f"{file} is not used, {why}")
     return facts
 
 
-def keep(found: Facts, facts: Facts, asked: object, warned: Callable[[str], None]) -> None:
+def keep(found: Facts, facts: Facts, asked: object) -> Iterator[Warned]:
     """Write ceilings in one step, unless one is unknown for want of memory."""
     if not all(of.get("read_gbps") for of in found.values()):
         return
@@ -48,7 +50,7 @@ def keep(found: Facts, facts: Facts, asked: object, warned: Callable[[str], None
         (file := _file(facts, asked)).parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, sealed(dumps({"name": file.stem, "ceilings": found})))
     except (OSError, StoreError) as err:
-        warned(f"the machine's ceilings are not kept for later sweeps: {err}")
+        yield Warned(f"the machine's ceilings are not kept for later sweeps: {err}")
 
 
 def _file(facts: Facts, asked: object) -> Path:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from attnbench.base.parameters import base_name
+from attnbench.execution.events import Events, Total, Working
 from attnbench.execution.process import Settings
-from attnbench.execution.runner import LocalRunner, Watch
+from attnbench.execution.runner import LocalRunner
+from attnbench.execution.supervision import Death
 from attnbench.planning.battery import Item, battery, by_coverage, small
 from attnbench.planning.plan import chosen, named
-from attnbench.schema.messages import CheckItem
+from attnbench.schema.messages import CheckItem, ItemChecked
 from attnbench.schema.record import Cell
 
 
@@ -64,18 +66,14 @@ def run_checks(
     threads: int | None = None,
     timeout_s: float = 60.0,
     compiling_s: float = 60.0,
-    watch: Watch = lambda case, impl, stage: None,
-    planned: Callable[[int], None] = lambda count: None,
-    checked: Callable[[CheckResult], None] = lambda result: None,
-) -> list[CheckResult]:
+) -> Events[list[CheckResult]]:
     """Check the named implementations; those of the user's files if any, else all, by default.
 
     Small tensors gain nothing from several threads, which beside other work wait for each other.
     Those that compile, which takes many seconds a case, take the brief items unless `full`, then
     others, the most telling first, until `compiling_s` seconds are over; the rest is `left`. Those
-    with parameters are checked with smaller ones, too, in the first dtype. `watch` is as a
-    runner's; `planned` is called with the number of checks, and `checked` with each result as it
-    comes.
+    with parameters are checked with smaller ones, too, in the first dtype. Yields the number of
+    checks, then what the worker is at, and each result as it comes.
 
     Raises:
         UsageError: an unknown name or dtype, a file that does not load, a device not there.
@@ -83,7 +81,7 @@ def run_checks(
     settings = Settings(
         device=device, threads=threads or 1, files=files, seed=seed, timeout_s=timeout_s
     )  # fmt: skip
-    with LocalRunner(settings, watch) as runner:
+    with LocalRunner(settings) as runner:
         catalogue = runner.catalogue()
         rows = {info.name: info for info in catalogue.implementations}
         wanted_names = named(chosen(names or (), runner.own), catalogue) or list(rows)
@@ -101,32 +99,38 @@ def run_checks(
             and (name not in smaller or item.case.dtype == dtypes[0])
         ]
         reasons = runner.reasons(Cell(case=item.case, impl=name) for item, name in pairs)
-        planned(len(pairs))
+        yield Total(len(pairs))
         results: dict[int, CheckResult] = {}
 
-        def record(index: int, status: str, reason: str | None, metrics: dict[str, Any]) -> None:
+        def result(index: int, status: str, reason: str | None, metrics: Any) -> CheckResult:
             item, name = pairs[index]
             results[index] = CheckResult(
                 item=item, impl=name, status=status, reason=reason, metrics=metrics
             )
-            checked(results[index])
+            return results[index]
 
-        def ask(wanted: list[int]) -> None:
+        def ask(wanted: list[int]) -> Iterator[Working | CheckResult]:
             asked = [CheckItem(pairs[i][0].case, pairs[i][1], pairs[i][0].draw) for i in wanted]
-            for number, found in runner.check(asked):
-                record(wanted[number], found.status, found.reason, found.metrics)
+            for event in runner.check(asked):
+                if isinstance(event, Working):
+                    yield event
+                    continue
+                (place, _), found = event
+                assert isinstance(found, (ItemChecked, Death))
+                metrics = {} if isinstance(found, Death) else found.metrics
+                yield result(wanted[place], found.status, found.reason, metrics)
 
         for index, (item, name) in enumerate(pairs):
             if reason := reasons[item.case.case_id, name]:
-                record(index, "unsupported", reason, {})
+                yield result(index, "unsupported", reason, {})
         wanted = [index for index in range(len(pairs)) if index not in results]
-        ask([index for index in wanted if pairs[index][1] not in compiles])
+        yield from ask([index for index in wanted if pairs[index][1] not in compiles])
         for compiled in compiles:
             own = [index for index in wanted if pairs[index][1] == compiled]
             begin = time.monotonic()
             for place in by_coverage([pairs[index][0] for index in own]):
                 if pairs[own[place]][0].brief or time.monotonic() - begin < compiling_s:
-                    ask([own[place]])
+                    yield from ask([own[place]])
                 else:
-                    record(own[place], "left", None, {})
+                    yield result(own[place], "left", None, {})
         return [results[index] for index in sorted(results)]

@@ -18,11 +18,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import psutil
 
 from attnbench.errors import AttnbenchError, UsageError, WorkerError
+from attnbench.execution.events import Warned, Working
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import Executor, Limits, LocalRunner
 from attnbench.machine.host import affinity
@@ -30,9 +31,6 @@ from attnbench.planning.plan import Job, jobs_of
 from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Cell, Record
 from attnbench.theory.traits import case_label
-
-if TYPE_CHECKING:
-    from attnbench.execution.session import Listener
 
 Key = tuple[str, str]  # of a cell
 Facts = dict[str, Any]
@@ -79,7 +77,7 @@ class _Slot:
     ) -> Iterator[Record | Known]:
         """The records of a job as they come, and what is then known."""
         self.runner.limits, self.runner.suspects = limits, suspects
-        yield from self.runner.run([job])
+        yield from (each for each in self.runner.run([job]) if isinstance(each, Record))
         yield self.known()
 
     def known(self) -> Known:
@@ -123,9 +121,9 @@ class RayRunner(Executor):
     each knows for itself what ran out of it.
     """
 
-    def __init__(self, settings: Settings, address: str, listener: Listener) -> None:
+    def __init__(self, settings: Settings, address: str) -> None:
         super().__init__(settings)
-        self._address, self._listener = address, listener
+        self._address = address
         self._looked = -math.inf
         self._opened: set[tuple[str, int]] = set()  # devices that have, or had, a slot
         self._planner: _Place | None = None
@@ -186,7 +184,7 @@ class RayRunner(Executor):
             kind = UsageError if isinstance(why, UsageError) else WorkerError
             raise kind(f"node {self._planner.name}: {_line(why)}") from err
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[Record]:
+    def run(self, jobs: Iterable[Job]) -> Iterator[Record | Working | Warned]:
         """As `Executor.run`, on all devices at once, in jobs of one group.
 
         The cells without a record of a slot that is lost go to another: nothing comes twice.
@@ -248,7 +246,7 @@ class RayRunner(Executor):
                 if self.settings.processes > 1:
                     self._homes[answer.cell.case.case_id] = place.environment
                 yield answer
-            self._show()
+            yield self._at_work()
         for place in asked.values():
             ray.kill(place.actor)
         if lost is not None and (self._pending or next(stream, None)):
@@ -317,7 +315,7 @@ class RayRunner(Executor):
         self.ceilings_s += ceilings_s
         place.environment, place.work, place.before = key, None, None
 
-    def _lost(self, place: _Place, err: Exception) -> Iterator[Record]:
+    def _lost(self, place: _Place, err: Exception) -> Iterator[Record | Warned]:
         """Put back what a slot was at, unless it ended too many: then its cells have crashed."""
         self._places.remove(place)
         self._ray.kill(place.actor)
@@ -327,24 +325,23 @@ class RayRunner(Executor):
             self._pending[:0] = [work] if work.cells else []
             again = f"; {len(work.cells)} cells will run on another device" * bool(work.cells)
             if place.environment or isinstance(err, AttnbenchError):  # else it never opened
-                self._listener.warned(why + again)
+                yield Warned(why + again)
             return
         reason = f"it was lost {_LOSSES} times, with its process: {why}"
         for cell in work.cells.values():
             made = Record(cell=cell, status="crashed", reason=reason, process=work.process)
             yield replace(made, environment=place.environment)
 
-    def _show(self) -> None:
-        """Tell how many slots are busy, and what one of them is at."""
+    def _at_work(self) -> Working:
+        """How many slots are busy, and what one of them is at."""
         busy = [place for place in self._places if place.work and place.work.cells]
         if not busy:
-            self._listener.working(None, None, "waiting for a slot")
-        else:
-            at = busy[int(time.monotonic()) % len(busy)]
-            assert at.work is not None, "it is busy"
-            case = next(iter(at.work.cells.values())).case
-            slots = f"{len(busy)} of {len(self._places)} slots busy"
-            self._listener.working(None, None, f"{slots}, node {at.name}: {case_label(case)}")
+            return Working("waiting for a slot")
+        at = busy[int(time.monotonic()) % len(busy)]
+        assert at.work is not None, "it is busy"
+        case = next(iter(at.work.cells.values())).case
+        slots = f"{len(busy)} of {len(self._places)} slots busy"
+        return Working(f"{slots}, node {at.name}: {case_label(case)}")
 
 
 def _line(err: Exception) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from attnbench.base import units
 from attnbench.errors import ExitCode
+from attnbench.execution.events import Events
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.machine import host
@@ -64,12 +65,10 @@ class Examination:
         }
 
 
-def examine(
-    *, device: str, threads: int | None, began: Callable[[str], None] = lambda test: None
-) -> Examination:
+def examine(*, device: str, threads: int | None) -> Events[Examination]:
     """Run the self-tests in a worker and judge what they say; takes about 20 s.
 
-    `began` is called with the name of each test before it runs.
+    Yields each test before it runs.
 
     Raises:
         UsageError: the device is not there.
@@ -77,7 +76,7 @@ def examine(
     """
     with LocalRunner(Settings(device=device, threads=threads)) as runner:
         runner.catalogue()  # fixes the device where it was `auto`
-        diagnosis = runner.diagnose(began)
+        diagnosis = yield from runner.diagnose()
     # The worker's own variables say what --threads made of them; these are what the user set.
     diagnosis["facts"] |= {"thread_env": host.thread_env()}
     return Examination(diagnosis=diagnosis, findings=judge(diagnosis))

@@ -61,21 +61,16 @@ def case_of(axes: Axes, impl: str) -> CaseOf:
     return make
 
 
-def profile_subject(
-    subject: Subject,
-    case: CaseOf,
-    folder: Path,
-    at: Callable[[str], None] = lambda stage: None,
-) -> Profile:
+def profile_subject(subject: Subject, case: CaseOf, folder: Path) -> Profile:
     """Profile one cell in fresh processes and write `profile.json` and the trace into `folder`.
 
-    `at` is called with the stages. The machine's ceilings are measured afterwards.
+    The machine's ceilings are measured afterwards.
 
     Raises:
         UsageError: an unknown name, or one that cannot take the case.
         NotProfiledError: its result is wrong, it failed, or its trace would be too large.
     """
-    with LocalRunner(subject.settings, lambda _case, _impl, stage: at(stage)) as runner:
+    with LocalRunner(subject.settings) as runner:
         catalogue = runner.catalogue()
         impl = _one(subject.impl, catalogue)
         cell = Cell(case=case(catalogue), impl=impl)
@@ -97,7 +92,6 @@ def profile_subject(
         if found.profile is None:
             status = "too large a trace" if found.status == "skipped" else found.status
             raise NotProfiledError(f"{impl} has no profile: {status}: {found.reason}", found.status)
-        at("ceilings")
         ceilings = runner.ceilings([cell.case.dtype], cell.case.threads)
     profile = altered(
         found.profile,

@@ -6,7 +6,7 @@ import abc
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -15,19 +15,19 @@ import msgspec
 
 from attnbench.errors import UsageError, WorkerError
 from attnbench.execution.ceilings import exceeded, keep, recalled
+from attnbench.execution.events import Warned, Working
 from attnbench.execution.process import CAN_FORK, GarbledError, Server, Settings, Worker, ending
 from attnbench.execution.store import environment_key
-from attnbench.execution.supervision import Death, Key, Supervision
+from attnbench.execution.supervision import Death, Key, Outcome, Supervision
 from attnbench.planning.plan import Job
 from attnbench.schema import messages
 from attnbench.schema.case import Case
-from attnbench.schema.messages import CellMeasured, CellProfiled, Check, ItemChecked, Measure
+from attnbench.schema.messages import CellMeasured, CellProfiled, Check, Measure
 from attnbench.schema.record import Cell, Record
 from attnbench.theory.pruning import Pruning
 from attnbench.version import __version__
 
 Limits = tuple[Sequence[str], Sequence[int]]  # dtypes and numbers of threads
-Watch = Callable[[Case | None, str | None, str], None]  # with what a worker is at: its stage last
 E = TypeVar("E")
 
 _START_TIMEOUT_S = 120.0
@@ -42,22 +42,21 @@ _UNREADABLE = (
 
 
 class Executor(abc.ABC):
-    """Where cells are measured: `run(jobs)` yields their records. Use as a context manager.
+    """Where cells are measured: `run(jobs)` yields records. Use as a context manager.
 
     With the catalogue come `warnings` and `own`, the names that each of the user's files
     registered. `environments` has the facts of the machines that measure by their key; `admit`
     returns those of one with the ceilings known of it, or raises a UsageError: it is not to
-    measure. For other ceilings `limits` asks; `warned` is told of trouble with their cache.
-    `pruning` knows what ran out of memory before, `suspects` what became of cells, by their keys,
-    that are tried once more. `start_up_s` and `ceilings_s` are the wall seconds spent so far on
-    starting workers and on ceilings, since `began`.
+    measure. For other ceilings `limits` asks. `pruning` knows what ran out of memory before,
+    `suspects` what became of cells, by their keys, that are tried once more. `start_up_s` and
+    `ceilings_s` are the wall seconds spent so far on starting workers and on ceilings, since
+    `began`.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.began, self.start_up_s, self.ceilings_s = time.perf_counter(), 0.0, 0.0
         self.limits: Limits | None = None
-        self.warned: Callable[[str], None] = lambda message: None
         self.environments: dict[str, dict[str, Any]] = {}
         self.admit: Callable[[dict[str, Any]], dict[str, Any]] = dict
         self.warnings: list[str] = []
@@ -88,25 +87,16 @@ class Executor(abc.ABC):
         """Bytes that each cell needs at least, by its key, None if unknown; and bytes free now."""
 
     @abc.abstractmethod
-    def run(self, jobs: Iterable[Job]) -> Iterator[Record]:
-        """Measure the jobs and yield a record for every cell, whatever becomes of it."""
+    def run(self, jobs: Iterable[Job]) -> Iterator[Record | Working | Warned]:
+        """Yield a record for every cell of the jobs, whatever becomes of it, and what goes on."""
 
 
 class LocalRunner(Executor):
-    """Runs groups in worker processes on this machine.
+    """Runs groups in worker processes on this machine, which facts in `place` tell from others."""
 
-    `watch(case, impl, stage)` is called with what the worker is at, a few times a second. `place`
-    are facts that name the machine among others.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        watch: Watch = lambda case, impl, stage: None,
-        place: Mapping[str, Any] = {},
-    ) -> None:
+    def __init__(self, settings: Settings, place: Mapping[str, Any] = {}) -> None:
         super().__init__(settings)
-        self.watch, self._place = watch, place
+        self._place = place
         self._device = settings.device
         self._idle: Worker | None = None
         self._kernels: dict[tuple[str, str], dict[str, Any]] = {}  # as profiled, by the cell's key
@@ -156,7 +146,7 @@ class LocalRunner(Executor):
         found = self._ask(messages.AskNeeds(tuple(cases.values()), names), messages.Needs)
         return _by_cell(cases, found.needs), found.free
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[Record]:
+    def run(self, jobs: Iterable[Job]) -> Iterator[Record | Working | Warned]:
         """As `Executor.run`: a job is taken when the process of those before it has ended.
 
         After the first the ceilings are measured, if there are `limits` and none in the cache; else
@@ -166,7 +156,7 @@ class LocalRunner(Executor):
         asked, how = (self.limits, self.settings.memory_limit), self.settings.ceilings
         for here, facts in self.environments.items():
             if self.limits and how == "cached" and "ceilings" not in facts:
-                self.environments[here] = recalled(facts, asked, self.warned)
+                self.environments[here] = yield from recalled(facts, asked)
         for job in jobs:
             if job.process != self._process:
                 self.renew()  # the processes of a cell are to have nothing in common
@@ -174,13 +164,17 @@ class LocalRunner(Executor):
             keys = [(i, impl) for i, (_, impls) in enumerate(job.cases) for impl in impls]
             cases = [case for case, _ in job.cases]
             if cases[0].device in _PROFILED_APART:
-                self._profile(cases, keys)
+                yield from self._profile(cases, keys)
             named = {(i, impl): (cases[i].case_id, impl) for i, impl in keys}
             again = False
             before = {key: self.suspects[c] for key, c in named.items() if c in self.suspects}
             request = partial(self._measure_request, job)
             supervised = Supervision(self, cases, request, retried=before)
-            for (index, impl), result in supervised.run(keys):
+            for event in supervised.run(keys):
+                if isinstance(event, Working):
+                    yield event
+                    continue
+                (index, impl), result = event
                 if isinstance(result, Death):
                     cell = Cell(case=cases[index], impl=impl)
                     record = Record(cell=cell, status=result.status, reason=result.reason)
@@ -209,22 +203,18 @@ class LocalRunner(Executor):
                     begin = time.perf_counter()
                     found = {str(threads): self.ceilings(dtypes, threads) for threads in counts}
                     self.environments[here] = facts | {"ceilings": found}
-                    keep(found, facts, asked, self.warned)
+                    yield from keep(found, facts, asked)
                     self.ceilings_s += time.perf_counter() - begin
                     self.close()
 
-    def check(self, items: Sequence[messages.CheckItem]) -> Iterator[tuple[int, ItemChecked]]:
-        """Check items of the battery; yield each index with its result."""
+    def check(self, items: Sequence[messages.CheckItem]) -> Iterator[Outcome | Working]:
+        """Check items of the battery; yield what becomes of each, by its index."""
 
         def request(remaining: list[Key]) -> Check:
             return Check(tuple(items[i] for i, _ in remaining), self.settings.seed)
 
         supervised = Supervision(self, [item.case for item in items], request, _DEATHS_EACH)
-        for (index, impl), result in supervised.run([(i, x.impl) for i, x in enumerate(items)]):
-            if isinstance(result, Death):
-                yield index, ItemChecked(index, impl, result.status, result.reason)
-            elif isinstance(result, ItemChecked):
-                yield index, result
+        return supervised.run([(i, item.impl) for i, item in enumerate(items)])
 
     def trace(self, request: messages.Trace) -> messages.CellTraced:
         """Where the time and the memory of a cell go; of one whose worker dies, how that ended.
@@ -232,7 +222,8 @@ class LocalRunner(Executor):
         The worker ends with it: nothing is timed in its process any more.
         """
         supervised = Supervision(self, [request.case], lambda _: request)
-        [(_, found)] = supervised.run([(0, request.impl)])
+        done = supervised.run([(0, request.impl)])
+        [(_, found)] = (each for each in done if not isinstance(each, Working))
         self.close()
         if isinstance(found, Death):
             return messages.CellTraced(impl=request.impl, status=found.status, reason=found.reason)
@@ -244,15 +235,15 @@ class LocalRunner(Executor):
         asked = messages.MeasureCeilings(self._device, tuple(dtypes), threads)
         return self._ask(asked, messages.Facts).facts
 
-    def diagnose(self, began: Callable[[str], None] = lambda test: None) -> dict[str, Any]:
+    def diagnose(self) -> Generator[messages.Testing, None, dict[str, Any]]:
         """Facts of the machine and the self-tests of measuring on it; see `worker.diagnosis`.
 
-        `began` is called with the name of each test before it runs.
+        Yields each test before it runs.
         """
         worker = self.worker()
         worker.send(messages.Diagnose(self._device))
         while isinstance(event := self._wait(worker), messages.Testing):
-            began(event.test)
+            yield event
         return self._answer(worker, event, messages.Facts).facts
 
     def close(self) -> None:
@@ -264,7 +255,7 @@ class LocalRunner(Executor):
     def __exit__(self, *_: object) -> None:
         self.renew()
 
-    def _profile(self, cases: list[Case], keys: list[Key]) -> None:
+    def _profile(self, cases: list[Case], keys: list[Key]) -> Iterator[Working]:
         """Learn in a process of its own which kernels the cells run, where that is not known.
 
         What becomes of it costs a cell no more than their names.
@@ -281,7 +272,11 @@ class LocalRunner(Executor):
         seen, implied = self._kernels, self.pruning.implied
         unknown = [key for key, cell in cells if cell.key not in seen and not implied(cell)]
         begin, start_up_s = time.perf_counter(), self.start_up_s
-        for (index, impl), result in Supervision(self, cases, request).run(unknown):
+        for event in Supervision(self, cases, request).run(unknown):
+            if isinstance(event, Working):
+                yield event
+                continue
+            (index, impl), result = event
             if isinstance(result, Death):
                 known = {"kernel_note": f"not profiled: {result.status}: {result.reason}"}
             else:

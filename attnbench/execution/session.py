@@ -1,10 +1,9 @@
-"""One sweep from options to a finished run folder: plan, run, store."""
+"""One sweep from options to a finished run folder: plan, run, store; it yields what happens."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,10 +15,10 @@ import msgspec
 
 from attnbench.base.files import check_name, digest
 from attnbench.base.git import commit_of
-from attnbench.base.guard import guarded
 from attnbench.base.registry import require
 from attnbench.errors import StoreError, UsageError
 from attnbench.execution import merging
+from attnbench.execution.events import Events, Planned, Starting, Warned
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import Executor, LocalRunner
 from attnbench.execution.store import (
@@ -46,7 +45,6 @@ from attnbench.planning.plan import (
     sharded,
 )
 from attnbench.planning.presets import PRESETS
-from attnbench.schema.case import Case
 from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Cell, Record
 from attnbench.version import __version__
@@ -57,29 +55,6 @@ _ALIKE = (
     "device", "device_name", "torch", "cuda", "python", "attnbench", "matmul_precision", "allocator"
 )  # fmt: skip
 FINGERPRINT = (*_ALIKE, "cores", "threads", "affinity", "cpu_quota")
-
-
-class Listener:
-    """Who watches a sweep; this one only warns. Called by the runner, never while timing."""
-
-    def starting(self) -> None:
-        """Workers import torch: for two seconds there is nothing else to do."""
-
-    def planned(self, plan: Plan, path: Path | None, forecast: Forecast | None = None) -> None:
-        """The plan is made; `path` is where records go, None for a dry run.
-
-        `forecast` knows how long cells will take: in a dry run, or where time is limited.
-        """
-
-    def working(self, case: Case | None, impl: str | None, stage: str) -> None:
-        """What the worker is at; called a few times a second."""
-
-    def recorded(self, record: Record) -> None:
-        """A record was stored."""
-
-    def warned(self, message: str) -> None:
-        """Something the user should know that stops nothing."""
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +78,7 @@ class SweepRequest:
     baseline: str | None = None
 
 
-def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -> Path | None:
+def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None]:
     """Plan and measure everything asked for; return the run's folder (None for a dry run).
 
     Raises:
@@ -112,11 +87,8 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
     """
     if request.name is not None:
         check_name(request.name)
-    with (
-        guarded(listener) as watching,
-        _executor(request.settings, watching, request.ray) as runner,
-    ):
-        catalogue = _catalogue(runner, watching)
+    with _executor(request.settings, request.ray) as runner:
+        catalogue = yield from _catalogue(runner)
         check_names(request.sweeps, catalogue)
         for name in ("timer", "energy"):
             if getattr(request.settings, name) and catalogue.device != "cuda":
@@ -132,7 +104,7 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
             limit_s, here = request.max_total_time_s, catalogue.environment
             forecast = _forecast(plan, runner, here, request.output, limit_s)
         if dry_run:
-            listener.planned(plan, None, forecast)
+            yield Planned(plan, None, forecast)
             return None
         info = {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -152,23 +124,22 @@ def sweep(request: SweepRequest, listener: Listener, *, dry_run: bool = False) -
         if request.shard is not None:
             info["shard"] = merging.shard_of(whole, *request.shard)
         with RunWriter.create(request.output, request.name, info) as writer:
-            watching.planned(plan, writer.path, forecast)
+            yield Planned(plan, writer.path, forecast)
             machines = _Machines(writer.path, load_info(writer.path))
-            _measure(plan, runner, writer, watching, machines, forecast)
+            yield from _measure(plan, runner, writer, machines, forecast)
             return writer.path
 
 
-def _executor(settings: Settings, listener: Listener, ray: str | None) -> Executor:
+def _executor(settings: Settings, ray: str | None) -> Executor:
     if ray is None:
-        return LocalRunner(settings, listener.working)
+        return LocalRunner(settings)
     from attnbench.execution.cluster import RayRunner
 
-    return RayRunner(settings, ray, listener)
+    return RayRunner(settings, ray)
 
 
 def resume(
     path: Path,
-    listener: Listener,
     *,
     again: Sequence[Cell] = (),
     retry: Sequence[str] = (),
@@ -176,7 +147,7 @@ def resume(
     dry_run: bool = False,
     ray: str | None = None,
     mixed: bool = False,
-) -> Path:
+) -> Events[Path]:
     """Measure what a run planned and has no record of, as the run was set up.
 
     Or, of what it has, the cells of `again` in one more process each. What has a status of `retry`
@@ -189,7 +160,6 @@ def resume(
     """
     load_info(path)  # a folder that is not a run is refused before a file is made in it
     with contextlib.ExitStack() as held:
-        watching = held.enter_context(guarded(listener))
         # Locked before it is read: a process that still measures adds records, seconds, machines.
         writer = None if dry_run else held.enter_context(RunWriter(path))
         run = load_run(path)
@@ -217,10 +187,10 @@ def resume(
             processes = 1 + max(counts[cell.key] for cell in again)
             done = {(c.key, i) for c in again for i in range(processes) if i != counts[c.key]}
         plan = Plan(cells=(), jobs=())
-        with _executor(settings, watching, ray) as runner:
+        with _executor(settings, ray) as runner:
             runner.admit, runner.suspects = machines.admit, suspects
             if missing:
-                catalogue = _catalogue(runner, watching)
+                catalogue = yield from _catalogue(runner)
                 named((cell.impl for cell in missing), catalogue)  # raises where one is gone
                 plan = make_plan(missing, runner.reasons(missing), processes=processes, done=done)
                 here = machines.like(catalogue.environment)  # others may have more memory
@@ -230,12 +200,10 @@ def resume(
             if dry_run or max_total_time_s:
                 first = machines.environments[""]
                 forecast = _forecast(plan, runner, first, path.parent, max_total_time_s)
-            if writer is None:
-                listener.planned(plan, None, forecast)
-            else:
-                watching.planned(plan, path, forecast)
+            yield Planned(plan, None if dry_run else path, forecast)
+            if writer is not None:
                 writer.cut_torn()
-                _measure(plan, runner, writer, watching, machines, forecast)
+                yield from _measure(plan, runner, writer, machines, forecast)
     return path
 
 
@@ -294,12 +262,11 @@ def _differences(known: Facts, facts: Facts, names: Sequence[str]) -> list[str]:
     ]
 
 
-def _catalogue(runner: Executor, listener: Listener) -> Catalogue:
+def _catalogue(runner: Executor) -> Events[Catalogue]:
     runner.start()
-    listener.starting()
+    yield Starting()
     catalogue = runner.catalogue()
-    for warning in runner.warnings:
-        listener.warned(warning)
+    yield from map(Warned, runner.warnings)
     return catalogue
 
 
@@ -351,15 +318,13 @@ def _measure(
     plan: Plan,
     runner: Executor,
     writer: RunWriter,
-    listener: Listener,
     machines: _Machines,
     forecast: Forecast | None,
-) -> None:
+) -> Iterator[object]:
     for record in plan.decided:
         writer.append(record)
-        listener.recorded(record)
+        yield record
     cases = [cell.case for cells in plan.passes for cell in cells]
-    runner.warned = listener.warned
     runner.limits = sorted({case.dtype for case in cases}), sorted({case.threads for case in cases})
     spent: Any = Counter(machines.info.get("spent"))
     failed: set[tuple[str, str]] = set()
@@ -374,12 +339,15 @@ def _measure(
             for job in own:
                 yield replace(job, process=process)
 
-    for measured in runner.run(jobs()):
-        own = measured.environment
+    for event in runner.run(jobs()):
+        if not isinstance(event, Record):
+            yield event
+            continue
+        own = event.environment
         key = machines.key(own, runner.environments[own]) if own else ""
-        record = replace(measured, environment=key)
+        record = replace(event, environment=key)
         writer.append(record)
-        listener.recorded(record)
+        yield record
         if forecast is not None:
             forecast.learn(record)
         if record.status != "ok":
@@ -398,12 +366,11 @@ PRESET_ON = {"cpu": "verify", "cuda": "verify-gpu"}
 
 def sweep_for_verdicts(
     settings: Settings,
-    listener: Listener,
     *,
     impls: tuple[str, ...] = (),
     output: Path = Path("results"),
     name: str | None = None,
-) -> Path:
+) -> Events[Path]:
     """Run the sweep that verdicts on growth need on this device; return the run's folder.
 
     The verdicts themselves are `analysis.scaling`'s, and are the same for any run. `settings` say
@@ -435,6 +402,6 @@ def sweep_for_verdicts(
         | ({"impls": asked} if asked else {})
         | ({"files": settings.files} if settings.files else {}),
     )
-    path = sweep(request, listener)
+    path = yield from sweep(request)
     assert path is not None, "no dry run was asked for"
     return path

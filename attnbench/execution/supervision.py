@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from attnbench.execution.events import Working
 from attnbench.execution.process import GARBLED, GarbledError, Worker, ending
 from attnbench.schema.case import Case
 from attnbench.schema.messages import (
@@ -43,6 +44,9 @@ class Death(NamedTuple):
     surely: bool = True
 
 
+Outcome = tuple[Key, Result | Death]
+
+
 @dataclass
 class Supervision:
     """Cells (keys) to be worked off by workers, request after request until none is left.
@@ -67,8 +71,8 @@ class Supervision:
     _deaths: Counter[str] = field(default_factory=Counter)
     _before: dict[Key, list[str]] = field(default_factory=dict)  # whom else that may be due to
 
-    def run(self, keys: list[Key]) -> Iterator[tuple[Key, Result | Death]]:
-        """Yield a result or a Death for every key, each once."""
+    def run(self, keys: list[Key]) -> Iterator[Outcome | Working]:
+        """Yield a result or a Death for every key, each once, and meanwhile what a worker is at."""
         open_keys = dict.fromkeys(keys)
         # Each to be tried in a process of its own.
         apart = [[key] for key in keys if key in self.retried]
@@ -79,7 +83,7 @@ class Supervision:
             attempt, crowded = _Attempt(worker.heartbeat, asked), list[list[Key]]()
             implied = set[Key]()
             worker.send(self.request(asked))
-            while isinstance(event := self._next(worker, attempt), Result):
+            while isinstance(event := (yield from self._next(worker, attempt)), Result):
                 key = attempt.key(event.key)
                 if key is None or key not in open_keys:
                     continue
@@ -141,7 +145,9 @@ class Supervision:
             self.retried[key] += f"; to blame is one of: {named}"
         return result
 
-    def _next(self, worker: Worker, attempt: _Attempt) -> Result | Death | None:
+    def _next(
+        self, worker: Worker, attempt: _Attempt
+    ) -> Generator[Working, None, Result | Death | None]:
         """The next result, None when the worker is done, or a Death if it ends before."""
         while True:
             try:
@@ -153,7 +159,7 @@ class Supervision:
                 at = attempt.at(sign)
                 case = self.cases[at[0][0]] if at else None
                 impl = at[0][1] if at and sign.impl != NOBODY else None
-                self.runner.watch(case, impl, sign.stage)
+                yield Working(sign.stage, case, impl)
                 timeout_s = self.runner.settings.timeout_s
                 attempt.silent_s += _POLL_S  # not by a clock, which may jump
                 if attempt.silent_s > timeout_s:

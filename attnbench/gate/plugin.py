@@ -16,7 +16,6 @@ import pytest
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from attnbench.gate.decide.data import GateCell, Round
     from attnbench.gate.decide.outcome import Outcome
 
 # How a verdict reads among the outcomes of tests: what is open must not look like a pass.
@@ -51,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Gate:
-    """A session of pytest that times tests in place of running them, and listens to the rounds."""
+    """A session of pytest that times tests in place of running them, and shows the rounds."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -113,6 +112,7 @@ class _Gate:
         """What was decided of these tests, with all files of the run written."""
         from attnbench.base.units import parse_duration, parse_share
         from attnbench.errors import UsageError
+        from attnbench.execution.events import follow
         from attnbench.execution.process import Settings
         from attnbench.gate.decide.data import Benchmark
         from attnbench.gate.decide.stored import keep_round, result_folder
@@ -152,7 +152,7 @@ class _Gate:
             )  # fmt: skip
             request = compared.request(tree, Settings(device="cpu"), {"pytest": arguments})
             request = replace(request, keep=partial(keep_round, folder), keep_going=True)
-            run = run_benchmarks(request, suite, self)
+            run = follow(run_benchmarks(request, suite), self._show)
             outcome = decide(run)
             document, warnings = write_gate_files(folder, run, outcome)
             for warning in warnings:
@@ -160,23 +160,19 @@ class _Gate:
             self._table = partial(terminal.render, document)
         return outcome
 
-    # A listener of `attnbench.gate.run.measuring`.
-
-    def stage(self, words: str) -> None:
-        """Name the part of the run that begins."""
-        if words != self._stage:
-            self._stage = words
-            self._writer.write(f"\n{words} ", flush=True)
-
-    def planned(self, cells: tuple[GateCell, ...]) -> None:
-        """Pytest has said how many tests there are."""
-
-    def round_measured(self, found: Round, number: int, words: str) -> None:
+    def _show(self, event: object) -> None:
         """A dot for each round; one that is discarded is named, since it takes time."""
-        self._writer.write(".", flush=True)
-        if found.discarded is not None:
-            self.warned(f"round {number} is discarded: {found.discarded}")
-        self.stage(words)
+        from attnbench.execution.events import RoundMeasured, Warned, Working
+
+        if isinstance(event, RoundMeasured):
+            self._writer.write(".", flush=True)
+            if event.discarded is not None:
+                self.warned(f"round {event.number} is discarded: {event.discarded}")
+        if isinstance(event, (Working, RoundMeasured)) and event.stage != self._stage:
+            self._stage = event.stage
+            self._writer.write(f"\n{event.stage} ", flush=True)
+        if isinstance(event, Warned):
+            self.warned(event.message)
 
     def warned(self, message: str) -> None:
         """On a line of its own."""

@@ -13,6 +13,7 @@ from typing import Any
 from attnbench.base import units
 from attnbench.base.stats import median
 from attnbench.errors import ExitCode, UsageError
+from attnbench.execution.events import Warned, follow
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.gate.decide.data import DEFAULT_THRESHOLD, GateRun, Rules, Version
@@ -81,15 +82,12 @@ def measured(share: float, number: int, seq_lens: tuple[int, ...], tell: Tell) -
         settings=Settings(device="cpu", threads=1, seed=seed),
         injected={} if cell is None else {cell: share}, options={},
     )  # fmt: skip
-    return row_of(measuring.run_gate(request, _Listener(tell)), share, cell)
 
+    def show(event: object) -> None:
+        if isinstance(event, Warned):
+            tell(f"Warning: {event.message}")
 
-class _Listener(measuring.GateListener):
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
-
-    def warned(self, message: str) -> None:
-        self._tell(f"Warning: {message}")
+    return row_of(follow(measuring.run_gate(request), show), share, cell)
 
 
 def _side(name: Any) -> Version:

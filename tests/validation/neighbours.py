@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from attnbench.execution.events import follow
 from attnbench.execution.process import Settings
-from attnbench.execution.session import Listener, SweepRequest, sweep
+from attnbench.execution.session import SweepRequest, sweep
 from attnbench.planning.plan import Axes
 
 # Spins for 0.2 to 4 s, sleeps as long, and so on; ends with its parent.
@@ -47,6 +48,6 @@ def swept_beside(count: int, axes: Axes, settings: Settings) -> Iterator[Path]:
     """The run of a sweep beside so many neighbours, who stay; in a folder that is gone then."""
     with tempfile.TemporaryDirectory() as folder, neighbours(count, settings.seed):
         asked = SweepRequest(sweeps=(axes,), settings=settings, output=Path(folder), name="run")
-        path = sweep(asked, Listener())
+        path = follow(sweep(asked))
         assert path is not None, "no dry run was asked for"
         yield path

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.loader import load_built_in
 from attnbench.gate.run import measuring
-from tests.conftest import Cli
+from tests.conftest import Cli, yielding
 from tests.gate_runs import CELLS, a_run
 from tests.synthetic import write_run
 from tests.test_compare import cells, run
@@ -33,11 +33,12 @@ def cli(tmp_path) -> Cli:
     return call
 
 
-def imagined(slower: dict[int, float], request: Any, _: Any) -> Any:
+def imagined(slower: dict[int, float], request: Any) -> Any:
     """What `run_gate` would return of cells with a noise of 1 %."""
     chosen = [cell for cell in CELLS if cell.case.seq_len in request.sweeps[0].seq_lens]
     injected = dict(request.injected) | slower
-    return a_run(injected, rules=request.rules, seed=request.settings.seed, cells=chosen)
+    run = a_run(injected, rules=request.rules, seed=request.settings.seed, cells=chosen)
+    return yielding(run)
 
 
 def test_gate_goes_on_and_counts_false_alarms_and_detections(cli, tmp_path, monkeypatch):

@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from attnbench.errors import UsageError
+from attnbench.execution.events import Events
 from attnbench.execution.process import Settings
 from attnbench.gate import protocol
 from attnbench.gate.decide.data import Benchmark, Checked, GateRun, Variant, Version, VersionName
-from attnbench.gate.run.measuring import GateListener, GateRequest, check_twice, run_gate
+from attnbench.gate.run.measuring import GateRequest, check_twice, run_gate
 from attnbench.gate.run.processes import ProcessError, RoundProcesses
 from attnbench.machine import host
 from attnbench.version import __version__
@@ -21,7 +22,7 @@ from attnbench.version import __version__
 T = TypeVar("T")
 
 
-def run_benchmarks(request: GateRequest, suite: protocol.Suite, listener: GateListener) -> GateRun:
+def run_benchmarks(request: GateRequest, suite: protocol.Suite) -> Events[GateRun]:
     """Run the tests once in both versions, then time them in rounds; the raw data.
 
     Raises:
@@ -29,7 +30,7 @@ def run_benchmarks(request: GateRequest, suite: protocol.Suite, listener: GateLi
         WorkerError: no process can be started.
     """
     check = partial(check_tests, suite)
-    run = run_gate(request, listener, check, partial(TestProcesses, suite))
+    run = yield from run_gate(request, check, partial(TestProcesses, suite))
     # Tests may import what they time no earlier than when they run.
     return replace(run, options={**run.options, "loaded_alike": False})
 
@@ -74,16 +75,14 @@ class TestProcesses(RoundProcesses):
 
 
 def check_tests(
-    suite: protocol.Suite,
-    request: GateRequest,
-    settings: Mapping[VersionName, Settings],
-    listener: GateListener,
-) -> GateRun:
+    suite: protocol.Suite, request: GateRequest, settings: Mapping[VersionName, Settings]
+) -> Events[GateRun]:
     """Run every test once in each version; the run so far, with nothing to warn of.
 
     Raises:
         UsageError: pytest does not start in a version.
     """
+    yield from ()
     checks = check_twice(partial(_outcomes, suite, request, settings), len(suite.tests), 1)
     environment = {
         "device": "cpu", "threads": request.settings.threads, "attnbench": __version__,

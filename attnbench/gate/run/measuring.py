@@ -13,15 +13,15 @@ from datetime import UTC, datetime
 from functools import partial
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import structs
 
 from attnbench.base.files import digest
-from attnbench.base.guard import guarded
 from attnbench.base.parameters import meant
 from attnbench.base.units import counted
 from attnbench.errors import AttnbenchError, StoreError, UsageError, WorkerError
+from attnbench.execution.events import Events, RoundMeasured, Total, Warned, Working
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.gate.decide.data import (
@@ -43,7 +43,7 @@ from attnbench.gate.run.rounds import Bench, RoundError, measure_round
 from attnbench.machine import host
 from attnbench.planning.plan import Axes, check_names, expand, make_plan, mismatch
 from attnbench.schema.messages import Catalogue
-from attnbench.schema.record import Cell
+from attnbench.schema.record import Cell, Record
 from attnbench.theory.traits import impossible
 
 # Rounds that may be measured again for what went on beside them; after that they count.
@@ -92,32 +92,11 @@ class GateRequest:
         )  # fmt: skip
 
 
-class GateListener(Protocol):
-    """Who watches a gate run; by itself it is silent."""
-
-    def stage(self, words: str) -> None:
-        """A part of the run begins."""
-        return
-
-    def planned(self, cells: tuple[GateCell, ...]) -> None:
-        """These cells are watched."""
-        return
-
-    def round_measured(self, found: Round, number: int, words: str) -> None:
-        """A round was measured; `words` say how far the run has come."""
-        return
-
-    def warned(self, message: str) -> None:
-        """Something the user should know that stops nothing."""
-        return
-
-
 def run_gate(
     request: GateRequest,
-    listener: GateListener,
-    check: Callable[..., GateRun] | None = None,
+    check: Callable[..., Events[GateRun]] | None = None,
     processes: Callable[..., RoundProcesses] = RoundProcesses,
-) -> GateRun:
+) -> Events[GateRun]:
     """Check and time both versions; return the raw data of the run.
 
     `check` says what the cells are and what became of them, in place of and called as
@@ -134,14 +113,13 @@ def run_gate(
         for version in (request.base, request.candidate)
     }
     with contextlib.ExitStack() as held:
-        listener = held.enter_context(guarded(listener))
-        listener.stage("checking both versions")
+        yield Working("checking both versions")
         settings: dict[VersionName, Settings] = {}
         for version in (request.base, request.candidate):
             own = held.enter_context(interpreter_of(version.environment))
             settings[version.name] = replace(request.settings, **own)
-        run = (check or check_versions)(request, settings, listener)
-        listener.planned(run.cells)
+        run = yield from (check or check_versions)(request, settings)
+        yield Total(len(run.cells))
         checked_s, device = time.perf_counter() - begin, run.environment["device"]
         alone = device == "cpu" and request.settings.threads == 1
         cpus = host.affinity() if alone else None
@@ -152,7 +130,7 @@ def run_gate(
             rng=random.Random(request.settings.seed), injected=request.injected, digests=digests,
             processes=processes,
         )  # fmt: skip
-        run = _measure(bench, run, listener, begin + request.rules.budget_s, request)
+        run = yield from _measure(bench, run, begin + request.rules.budget_s, request)
     rounds_s, wall_s = sum(found.spent_s for found in run.rounds), time.perf_counter() - begin
     spent_s = {"checks_s": checked_s, "rounds_s": rounds_s, "wall_s": wall_s}
     alike = digests["base"] == digests["candidate"]
@@ -162,9 +140,7 @@ def run_gate(
     )  # fmt: skip
 
 
-def _measure(
-    bench: Bench, run: GateRun, listener: GateListener, deadline: float, request: GateRequest
-) -> GateRun:
+def _measure(bench: Bench, run: GateRun, deadline: float, request: GateRequest) -> Events[GateRun]:
     """The run with its rounds: until nothing is open, time is over, or a finding ends it."""
     decision = SequentialDecision(comparable(run), run.rules, int(run.options.get("seed") or 0))
     rounds: list[Round] = []
@@ -174,7 +150,7 @@ def _measure(
         if not request.keep_going and beyond_timing(run, decision):
             return replace(run, at_finding=True)
         if not rounds:
-            listener.stage("timing, interleaved")
+            yield Working("timing, interleaved")
         if time.perf_counter() + last_s > deadline:
             return replace(run, over_budget=True)
         found = _measure_twice(bench, plan, len(rounds))
@@ -187,14 +163,15 @@ def _measure(
         try:
             keep(begun, found)
         except StoreError as err:  # which costs no verdict
-            listener.warned(f"{err}: rounds are no longer kept")
+            yield Warned(f"{err}: rounds are no longer kept")
             keep = GateRequest.keep
         decision.add(found)
         still = len(decision.progress())
         words = f"confirming {counted(still, 'suspect')}"
         if decision.suspects is None:
             words = f"screening {counted(len(decision.cells), 'cell')}"
-        listener.round_measured(found, len(rounds), words if still else "every cell is decided")
+        words = words if still else "every cell is decided"
+        yield RoundMeasured(len(rounds), found.discarded, words)
     return replace(run, rounds=tuple(rounds))
 
 
@@ -209,8 +186,8 @@ def _measure_twice(bench: Bench, plan: RoundPlan, number: int) -> Round:
 
 
 def check_versions(
-    request: GateRequest, settings: Mapping[VersionName, Settings], listener: GateListener
-) -> GateRun:
+    request: GateRequest, settings: Mapping[VersionName, Settings]
+) -> Events[GateRun]:
     """Check every cell of both versions, in processes of their own; the run so far.
 
     The cells are those of the implementations that either version's files register; what one
@@ -248,7 +225,7 @@ def check_versions(
             if base.is_file:
                 raise UsageError(f"the base: {err}".replace("--impl", "--against")) from err
             failure = Checked(status="error", reason=str(err))
-            listener.warned(f"the base does not load: {err}")
+            yield Warned(f"the base does not load: {err}")
         after, before = (dict.fromkeys(itertools.chain(*each.own)) for each in (mine, theirs))
         own = list(after | before)
         if base.is_file and (alone := sorted(after.keys() ^ before.keys())):
@@ -256,7 +233,7 @@ def check_versions(
             if not own:
                 each = f"{base.ref} has {', '.join(before)}; {candidate.ref} has {', '.join(after)}"
                 raise UsageError(f"no implementation is in both files (--against): {each}")
-            listener.warned(f"in one file alone, so left out: {', '.join(alone)}")
+            yield Warned(f"in one file alone, so left out: {', '.join(alone)}")
         cells, mismatches = _cells(request.sweeps, catalogue, own)
 
         def check(name: VersionName, numbers: Iterable[int]) -> dict[int, Checked]:
@@ -266,8 +243,7 @@ def check_versions(
 
         # Nothing is timed: where there is a CPU for each, both at once.
         checks = check_twice(check, len(cells), 2 if catalogue.device == "cpu" else 1)
-        for message in mine.warnings:
-            listener.warned(message)
+        yield from map(Warned, mine.warnings)
     apart = base.environment != candidate.environment
     return request.begun(cells, checks, catalogue.environment, base_environment if apart else {})
 
@@ -285,7 +261,8 @@ def _checked(
     if mine:
         asked = [cells[n] for n in mine.values()]
         plan = make_plan(asked, runner.reasons(asked), mismatches=mismatches)
-        for record in (*plan.decided, *runner.run(plan.jobs)):
+        ran = (event for event in runner.run(plan.jobs) if isinstance(event, Record))
+        for record in (*plan.decided, *ran):
             known = record.metrics
             metrics: Any = {name: known[name] for name in _EXACT if name in known}
             now = Checked(status=record.status, reason=record.reason, metrics=metrics)
