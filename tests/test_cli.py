@@ -23,9 +23,9 @@ from attnbench.cli import main
 from attnbench.cli.options import wrapped
 from attnbench.errors import UsageError
 from attnbench.execution.checks import CheckResult
-from attnbench.execution.store import RECORDS, load_info, write_info
 from attnbench.planning.battery import battery
 from attnbench.schema.messages import Catalogue
+from attnbench.store.runs import INFO, RECORDS
 from tests import synthetic
 from tests.conftest import COMMAND, environment, exported, run_script
 
@@ -482,8 +482,8 @@ def test_the_latest_run_is_resumed_in_the_folder_that_output_names(cli, assert_r
     for name in ("whole", "half"):
         cli("sweep", "--seq-lens", "8,16", "--impls", "sdpa", "--name", name, *there)
     whole, half = tmp_path / "there" / "whole", tmp_path / "there" / "half"
-    for folder, created in ((whole, "2026-01-01"), (half, "2026-01-02")):
-        write_info(folder, load_info(folder) | {"created": created})
+    synthetic.edit(whole / INFO, lambda info: info | {"created": "2026-01-01"})
+    synthetic.edit(half / INFO, lambda info: info | {"created": "2026-01-02"})
     lines = (half / RECORDS).read_text().splitlines(keepends=True)
     (half / RECORDS).write_text(lines[0])
     assert_refused(cli("sweep", "--resume", "latest"), "no run in results yet")

@@ -14,12 +14,13 @@ import pytest
 
 from attnbench.cli import options, progress
 from attnbench.execution.session import Listener, SweepRequest, resume, sweep
-from attnbench.execution.store import RECORDS, RunWriter, load_info, load_run, write_info
 from attnbench.gate.decide.verdict import decide
 from attnbench.planning.plan import Axes, Plan
 from attnbench.report.gate import outputs
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
+from attnbench.store.folder import SWEEP, RunFolder
+from attnbench.store.runs import INFO, RECORDS, load_info, load_run
 from tests import synthetic
 from tests.conftest import COMMAND, TINY, environment
 from tests.gate_runs import a_run
@@ -121,7 +122,7 @@ def test_a_listener_that_raises_ends_no_sweep_and_is_reported_once_at_the_end(
         warnings.simplefilter("always")
         path = sweep(request, listener)
         assert path is not None
-        resume(path, listener)
+        resume(RunFolder(SWEEP, path), listener)
     assert [r.status for r in load_run(path).records] == ["ok", "ok"]
     told = [str(w.message) for w in caught if w.category is RuntimeWarning] or listener.warnings
     assert len(told) == 2, "once for each"
@@ -139,18 +140,17 @@ def test_what_another_process_wrote_until_it_ended_is_kept_by_the_one_that_goes_
     assert path is not None
     *first, last = (path / RECORDS).read_text().splitlines(keepends=True)
     (path / RECORDS).write_text("".join(first))
-    locked = RunWriter.__init__
+    lock = RunFolder.lock
 
-    def ends_now(writer: RunWriter, folder: Path) -> None:
+    def ends_now(folder: RunFolder) -> RunFolder:
         with (path / RECORDS).open("a") as records:
             records.write(last)
-        info = load_info(path)
-        write_info(path, info | {"spent": {**info["spent"], "samples": 77.0}})
-        locked(writer, folder)
+        synthetic.edit(path / INFO, lambda i: i | {"spent": {**i["spent"], "samples": 77.0}})
+        return lock(folder)
 
-    monkeypatch.setattr(RunWriter, "__init__", ends_now)
+    monkeypatch.setattr(RunFolder, "lock", ends_now)
     monkeypatch.setattr(Listener, "recorded", lambda _, record: measured.append(record.cell.impl))
-    resume(path, Listener())
+    resume(RunFolder(SWEEP, path), Listener())
     assert measured == []
     assert load_info(path)["spent"]["samples"] == 77.0
 

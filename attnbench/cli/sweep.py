@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from attnbench.execution.session import SweepRequest
-    from attnbench.execution.store import Run
+    from attnbench.store.runs import Run
 
 _SHOWN = 60  # rows of the table at the end
 # Its columns; those that are always shown; and in which order the others give way.
@@ -57,8 +57,9 @@ def sweep(**options: Any) -> None:
     """
     from attnbench.cli.progress import SweepDisplay
     from attnbench.execution import session
-    from attnbench.execution.store import find_run, load_run
     from attnbench.schema.record import FAILURES
+    from attnbench.store.folder import SWEEP, RunFolder
+    from attnbench.store.runs import load_run
 
     quiet, dry_run = options.pop("quiet"), options.pop("dry_run")
     text = options["retry"]
@@ -77,11 +78,11 @@ def sweep(**options: Any) -> None:
                 raise UsageError(
                     f"--resume takes everything from the run itself; remove {', '.join(flags)}"
                 )
-            path: Path | None = find_run(options["resume"], options["output"])
-            assert path is not None
+            folder = RunFolder.find(options["resume"], options["output"], SWEEP)
+            path: Path | None = folder.path
             display.resumable(path)
             session.resume(
-                path, display, retry=retry, max_total_time_s=options["max_total_time"],
+                folder, display, retry=retry, max_total_time_s=options["max_total_time"],
                 dry_run=dry_run, ray=ray, mixed=options["mixed"],
             )  # fmt: skip
         else:

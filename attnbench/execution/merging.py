@@ -12,17 +12,17 @@ from typing import Any
 from attnbench.base.files import digest
 from attnbench.base.jsontext import checksum, dumps
 from attnbench.errors import UsageError
-from attnbench.execution.store import (
-    RECORDS,
-    Run,
-    RunWriter,
-    environment_key,
-    load_run,
-    missing_shards,
-)
 from attnbench.machine.limits import ceilings_of
 from attnbench.planning.plan import Plan
 from attnbench.schema.record import Record
+from attnbench.store.runs import (
+    RECORDS,
+    Run,
+    environment_key,
+    load_run,
+    missing_shards,
+    new_run,
+)
 
 
 def shard_of(whole: Plan, number: int, count: int) -> dict[str, Any]:
@@ -80,9 +80,9 @@ def merge(
         **({"shard": shard} if shard else {}),
     }
     records = [replace(r, environment="") if r.environment == main else r for r in records]
-    with RunWriter.create(output, name, info) as writer:
-        writer.append(*records)
-        return writer.path
+    with new_run(output, name, info) as folder:
+        folder.append(*(record.to_line() for record in records))
+        return folder.path
 
 
 _OWN = ("name", "output", "shard")  # options of one run alone

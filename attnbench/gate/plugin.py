@@ -115,13 +115,14 @@ class _Gate:
         from attnbench.errors import UsageError
         from attnbench.execution.process import Settings
         from attnbench.gate.decide.data import Benchmark
-        from attnbench.gate.decide.stored import keep_round, result_folder
+        from attnbench.gate.decide.stored import keep_round
         from attnbench.gate.decide.verdict import decide
         from attnbench.gate.protocol import Suite
         from attnbench.gate.run import git
         from attnbench.gate.run.benchmarks import run_benchmarks
         from attnbench.gate.run.watched import Watched, comparison
         from attnbench.report.gate import outputs
+        from attnbench.store.folder import GATE, RunFolder
 
         asked, called = self._config.getoption, self._config.invocation_params
         if not items:
@@ -141,7 +142,7 @@ class _Gate:
         assert compared.base is not None, "it is asked for"
         arguments = (*map(str, called.args), f"--rootdir={self._config.rootpath.resolve()}")
         with (
-            result_folder(output, None, self.warned) as folder,
+            RunFolder.create(GATE, output, None, self.warned) as folder,
             git.checked_out(root, compared.base.commit) as tree,
             git.temporary_folder() as scratch,
         ):
@@ -153,9 +154,9 @@ class _Gate:
             request = replace(request, keep=partial(keep_round, folder), keep_going=True)
             run = run_benchmarks(request, suite, self)
             outcome = decide(run)
-            if warning := outputs.write_all(folder, run, outcome):
+            if warning := outputs.write_all(folder.path, run, outcome):
                 self.warned(warning)
-            self._table = partial(outputs.terminal, run, outcome, folder)
+            self._table = partial(outputs.terminal, run, outcome, folder.path)
         return outcome
 
     # A listener of `attnbench.gate.run.measuring`.

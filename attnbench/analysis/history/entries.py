@@ -17,7 +17,7 @@ from attnbench.base.files import lock, write_whole
 from attnbench.base.files import read as read_bytes
 from attnbench.base.jsontext import decode, encode
 from attnbench.errors import StoreError
-from attnbench.execution.store import INFO, Run, load_run
+from attnbench.store.runs import INFO, Run, load_run
 from attnbench.theory.traits import case_label
 
 FILE = "history.jsonl"
