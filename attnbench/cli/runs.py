@@ -147,11 +147,10 @@ def merge(runs: tuple[str, ...], output: Path, **options: Any) -> None:
     run.json the runs it was made of, which stay as they are.
     """
     from attnbench.execution import merging
-    from attnbench.store.folder import SWEEP, RunFolder
     from attnbench.store.runs import load_run
 
-    paths = [RunFolder.find(run, output, SWEEP).path for run in runs]
-    merged = load_run(merging.merge(paths, output, **options))
+    parts = [found_run(run, output, warn=False) for run in runs]
+    merged = load_run(merging.merge(parts, output, **options))
     say(f"{len(merged.records)} cells of {len(runs)} runs -> {merged.path}")
     if merged.unfinished:
         say(merged.unfinished)

@@ -182,7 +182,6 @@ def resume(
         UsageError: this machine or installation is not the one that began the run.
     """
     path = folder.path
-    load_info(path)  # a folder that is not a run is refused before a file is made in it
     with contextlib.ExitStack() as held:
         watching = held.enter_context(guarded(listener))
         # Locked before it is read: a process that still measures adds records, seconds, machines.
@@ -230,7 +229,6 @@ def resume(
                 listener.planned(plan, None, forecast)
             else:
                 watching.planned(plan, path, forecast)
-                folder.cut_torn()
                 _measure(plan, runner, folder, watching, machines, forecast)
 
 

@@ -71,11 +71,11 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         self.journal = path / kind.journal
         self._descriptor = -1  # of the journal, while it is open
         self._made: list[Path] = []
-        self._say: Callable[[str], None] = lambda words: None
+        self._say: Callable[[str], None] = print
 
     @classmethod
     def create(
-        cls, kind: Kind, output: Path, name: str | None, say: Callable[[str], None] | None = None
+        cls, kind: Kind, output: Path, name: str | None, say: Callable[[str], None] = print
     ) -> Self:
         """Make the folder `output`/`name`; the name is a time stamp unless given.
 
@@ -105,7 +105,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
                 raise StoreError(taken) from err
             raise StoreError(f"cannot write {path} ({err.strerror}); choose --output DIR") from err
         made = cls(kind, path)
-        made._made, made._say = [path, output] if new else [path], say or made._say
+        made._made, made._say = [path, output] if new else [path], say
         return made
 
     @classmethod
@@ -167,23 +167,26 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
     def lock(self) -> Self:
         """Open the journal, to which nobody else writes until it is closed.
 
+        What a kill left of an unfinished last line is cut off.
+
         Raises:
             StoreError: another process writes to it, or it cannot be written.
         """
         # Never through a link, which may lead out of the folder.
         how = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            descriptor = os.open(self.journal, how, 0o666)
-        except OSError as err:
+            self._descriptor = os.open(self.journal, how, 0o666)
+            files.lock(self._descriptor, self.path)
+            with files.open_file(self.journal) as lines:
+                complete = sum(len(line) for line in lines if line.endswith(b"\n"))
+            os.truncate(self._descriptor, complete)
+        except (OSError, StoreError) as err:
+            self.close()
+            if isinstance(err, StoreError):
+                raise
             linked = "is a symbolic link, through which nothing is written"
             why = linked if err.errno == errno.ELOOP else f"cannot be appended to ({err.strerror})"
             raise StoreError(f"{self.journal} {why}") from err
-        try:
-            files.lock(descriptor, self.path)
-        except StoreError:
-            os.close(descriptor)
-            raise
-        self._descriptor = descriptor
         return self
 
     def append(self, *lines: str) -> None:
@@ -204,19 +207,6 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         except OSError as err:
             kept = f"; {self.kind.resume} {shlex.quote(str(self.path))}" if self.kind.resume else ""
             raise StoreError(f"cannot append to {self.journal} ({err.strerror}){kept}") from err
-
-    def cut_torn(self) -> None:
-        """Cut off what a kill left of an unfinished last line.
-
-        Raises:
-            StoreError: the journal cannot be written.
-        """
-        try:
-            with files.open_file(self.journal) as lines:
-                complete = sum(len(line) for line in lines if line.endswith(b"\n"))
-            os.truncate(self._descriptor, complete)
-        except OSError as err:
-            raise StoreError(f"cannot append to {self.journal} ({err.strerror})") from err
 
     def write(self, text: str) -> None:
         """Write the file in one step: a kill leaves the old one or the new one, never half.
