@@ -8,11 +8,12 @@ import fcntl
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from attnbench.base.jsontext import checksum
-from attnbench.errors import StoreError
+from attnbench.errors import StoreError, UsageError
 
 LARGEST = 2**29  # bytes of a file that is read at once, and of a line
 
@@ -58,6 +59,22 @@ def read(file: Path) -> bytes:
         if os.fstat(source.fileno()).st_size > LARGEST:
             raise OSError(errno.EFBIG, f"larger than {LARGEST >> 20} MiB", str(file))
         return source.read()
+
+
+@contextlib.contextmanager
+def reading(file: Path | str, whose: str = "", hint: str = "") -> Iterator[None]:
+    """Say in one line what is wrong with a file that is read and parsed meanwhile.
+
+    Raises:
+        StoreError: it cannot be read or is damaged; `whose` it should be, and what to do.
+    """
+    try:
+        yield
+    except OSError as err:
+        raise StoreError(f"{file} cannot be read ({err.strerror}){hint}") from err
+    except (ValueError, UsageError) as err:
+        why = " ".join(str(err).split())
+        raise StoreError(f"{file} is damaged{whose}: {why:.300}{hint}") from err
 
 
 def digest(file: Path) -> str:

@@ -89,10 +89,10 @@ def verify(**options: Any) -> None:
         names = {"output": options["output"], "name": options["name"]}
         with SweepDisplay(quiet=options["quiet"]) as display:
             path = sweep_for_verdicts(settings, display, impls=options["impls"] or (), **names)
-        folder = RunFolder(SWEEP, path)
+        text = str(path)
     else:
         text = "latest" if options["run"] is None else options["run"]
-        folder = RunFolder.find(text, options["output"], SWEEP)
+    folder = RunFolder.find(text, options["output"], SWEEP)
     if options["until_decided"]:
         measure_until_decided(folder, until, quiet=options["quiet"])
     found = scaling(found_run(str(folder.path), options["output"]))

@@ -13,9 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
-
-import msgspec
+from typing import Any, Self
 
 from attnbench.base import files
 from attnbench.base.jsontext import decode, sealed, unsealed
@@ -155,8 +153,8 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         found = []
         for file in output.glob(f"*/{kind.file}"):
             with contextlib.suppress(OSError, ValueError):  # naming it says what is wrong
-                created = decode(unsealed(files.read(file)), _Created).created
-                found.append((created, file.parent))
+                head = decode(unsealed(files.read(file)), dict[str, Any])
+                found.append((str(head.get("created", "")), file.parent))
         return [cls(kind, path) for _, path in sorted(found)]
 
     @property
@@ -234,10 +232,6 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
             with contextlib.suppress(OSError):
                 for folder in output:
                     folder.rmdir()
-
-
-class _Created(msgspec.Struct):
-    created: str = ""
 
 
 def check_name(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -16,7 +17,7 @@ import msgspec
 
 from attnbench.base import files
 from attnbench.base.jsontext import checksum, decode, dumps, unsealed
-from attnbench.errors import AttnbenchError, StoreError
+from attnbench.errors import StoreError
 from attnbench.schema.record import SCHEMA, Cell, Record, merged
 from attnbench.store.folder import SWEEP, RunFolder
 
@@ -140,18 +141,15 @@ def _shortened(plan: Iterable[dict[str, Any]]) -> str:
     return f"[{rows}]\n"
 
 
-def _load_plan(path: Path, planned: str) -> list[dict[str, Any]]:
-    """Inverse of `_shortened`; `planned` is the checksum of its file."""
-    try:
+def _load_plan(path: Path, info: dict[str, Any]) -> list[Cell]:
+    """Inverse of `_shortened`; the rows go into `info`, which has the checksum of their file."""
+    with files.reading(path / PLAN, hint="; restore it"):
         text = files.read(path / PLAN)
-        if checksum(text) != planned:
-            raise StoreError(f"{path / PLAN} was changed since it was written; restore it")
+        if checksum(text) != info["planned"]:
+            raise ValueError("it was changed since it was written")
         rows = decode(text, list[_Cases])
-    except OSError as err:
-        raise StoreError(f"{path / PLAN} cannot be read ({err.strerror}); restore it") from err
-    except ValueError as err:
-        raise StoreError(f"{path / PLAN} is damaged: {err}; restore it") from err
-    return [{"case": row.case, "impl": impl} for row in rows for impl in row.impls]
+        info["plan"] = [{"case": row.case, "impl": impl} for row in rows for impl in row.impls]
+        return [Cell.from_json(row) for row in info["plan"]]
 
 
 def load_run(path: Path) -> Run:
@@ -161,15 +159,11 @@ def load_run(path: Path) -> Run:
         StoreError: no such run, or a file in it that is damaged, changed or not ours.
     """
     info, file = load_info(path), path / RECORDS
-    info["plan"] = _load_plan(path, info["planned"])
-    try:
-        own = [Cell.from_json(row) for row in info["plan"]]
-    except AttnbenchError as err:
-        raise StoreError(f"{path / PLAN} has a damaged plan ({err!s:.200})") from err
+    own = _load_plan(path, info)
     planned = {cell.key for cell in own}
     latest: dict[tuple[tuple[str, str], int], Record] = {}
     torn = False
-    try:
+    with files.reading(file):
         for number, line in enumerate(_lines(file), start=1):
             if torn := not line.endswith(b"\n"):
                 break
@@ -185,8 +179,6 @@ def load_run(path: Path) -> Run:
             key = record.cell.key, record.process
             latest.pop(key, None)
             latest[key] = record
-    except OSError as err:
-        raise StoreError(f"{file} cannot be read ({err.strerror})") from err
     cells: dict[tuple[str, str], list[Record]] = {}
     for record in latest.values():
         cells.setdefault(record.cell.key, []).append(record)
@@ -225,19 +217,13 @@ def load_info(path: Path) -> dict[str, Any]:
         StoreError: the folder is not a run, or the file is damaged or not ours.
     """
     file = path / INFO
-    try:
+    if not os.path.lexists(file):
+        raise StoreError(f"{path} is not a run: no {INFO}")
+    with files.reading(file, ", or not from attnbench", "; restore it, or measure again"):
         info = decode(unsealed(files.read(file)), dict[str, Any])
         if (found := info.get("schema")) != SCHEMA:
             reads = f"this version reads {SCHEMA}: measure again"
             raise StoreError(f"{file} has schema {found!r:.20}; {reads}")
         if not (isinstance(info.get("run_id"), str) and isinstance(info.get("planned"), str)):
             raise ValueError("it has no run_id, or no checksum of a plan")
-    except FileNotFoundError as err:
-        raise StoreError(f"{path} is not a run: no {INFO}") from err
-    except OSError as err:
-        raise StoreError(f"{file} cannot be read ({err.strerror})") from err
-    except ValueError as err:
-        raise StoreError(
-            f"{file} is damaged, or not from attnbench: {err}; restore it, or measure again"
-        ) from err
     return info

@@ -93,11 +93,8 @@ def read(text: str, output: Path) -> Source:
     """
     file = Path(text)
     if file.suffix == ".json" and file.name != GATE.file and not os.path.isdir(file):
-        try:
-            data = files.read(file).decode()
-        except (OSError, ValueError) as err:
-            raise StoreError(f"{file} cannot be read ({err})") from err
-        return pytest_benchmark(file, data)
+        with files.reading(file):
+            return pytest_benchmark(file, files.read(file))
     found = RunFolder.find(text, output, SWEEP, GATE)
     if found.kind is GATE:
         raise UsageError(
@@ -159,7 +156,7 @@ class _File(msgspec.Struct):
     datetime: str = ""
 
 
-def pytest_benchmark(file: Path, text: str) -> Source:
+def pytest_benchmark(file: Path, text: bytes) -> Source:
     """What `pytest --benchmark-json` wrote: a cell a test, the median of its rounds.
 
     Its 95 % interval is the notch of a box plot, median ± 1.57 · IQR / √rounds.
@@ -167,10 +164,8 @@ def pytest_benchmark(file: Path, text: str) -> Source:
     Raises:
         StoreError: it is something else.
     """
-    try:
+    with files.reading(file, ", or not what pytest --benchmark-json writes"):
         found = decode(text, _File)
-    except ValueError as err:
-        raise StoreError(f"{file} is not what pytest --benchmark-json writes: {err}") from err
     cells = {}
     for test in found.benchmarks:
         stats = test.stats

@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from attnbench.base.files import read
+from attnbench.base.files import read, reading
 from attnbench.base.jsontext import decode, encode, sealed, unsealed
-from attnbench.errors import StoreError, UsageError
 from attnbench.gate.decide.data import Benchmark, GateRun, Round
 from attnbench.gate.decide.outcome import Outcome
 from attnbench.schema.case import Case
@@ -117,16 +116,9 @@ def load_gate(path: Path, output: Path = Path("results")) -> GateRun:
         StoreError: there is no such run, or the file is damaged or not ours.
     """
     file = RunFolder.find(str(path), output, GATE).file
-    try:
+    with reading(file, f", or not by attnbench gate of schema {SCHEMA}"):
         data = read(file)
         # Of rounds that are kept a line each, the last may be cut off.
         lines = data.split(b"\n")[:-1] if file.suffix == ".jsonl" else [data]
         head, *rounds = lines or [b""]
         return run_of(unsealed(head), [unsealed(line) for line in rounds])
-    except OSError as err:
-        raise StoreError(f"{file} cannot be read ({err.strerror})") from err
-    except (ValueError, UsageError) as err:
-        why = " ".join(str(err).split())
-        raise StoreError(
-            f"{file} is damaged, or not by attnbench gate of schema {SCHEMA}: {why:.300}"
-        ) from err
