@@ -304,16 +304,6 @@ def test_a_full_disk_is_one_line_and_the_records_so_far_are_intact(
     assert {file.name for file in (tmp_path / "r").iterdir()} == {INFO, PLAN, RECORDS}
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_what_could_not_be_written_is_not_tried_again_on_closing(tmp_path):
-    folder = RunFolder(SWEEP, tmp_path).lock()
-    with Path("/dev/full").open("ab") as full:
-        os.dup2(full.fileno(), folder._descriptor)
-    with pytest.raises(StoreError, match="No space left"):
-        folder.append("a line")
-    folder.close()
-
-
 def test_records_of_a_run_that_was_removed_are_not_taken_for_stored(tmp_path):
     with new_run(tmp_path, "r", {}) as folder:
         folder.append("a line")

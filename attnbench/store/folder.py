@@ -94,14 +94,15 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
                     if name is not None:
                         raise
                     path = output / f"{stamp}-{again}"  # another began in the same millisecond
-            if kind.ignored:
-                (path / ".gitignore").write_text("*\n", encoding="utf-8")
         except OSError as err:
             if isinstance(err, FileExistsError) and output.is_dir():
                 hint = f", or continue it with --resume {name}" if kind.resume else ""
                 taken = f"a run named '{name}' exists in {output}; choose another --name{hint}"
                 raise StoreError(taken) from err
             raise StoreError(f"cannot write {path} ({err.strerror}); choose --output DIR") from err
+        if kind.ignored:
+            with contextlib.suppress(OSError):
+                (path / ".gitignore").write_text("*\n", encoding="utf-8")
         made = cls(kind, path)
         made._made, made._say = [path, output] if new else [path], say
         return made
