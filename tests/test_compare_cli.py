@@ -35,11 +35,18 @@ def test_it_fails_for_a_slower_cell_only_where_it_is_asked_to(invoke):
 
 def test_json_has_every_cell_and_so_have_page_and_markdown(invoke, tmp_path):
     found = json.loads(invoke("before", "after", "old1", "--json").output)
-    assert [c["after"]["name"] for c in found["comparisons"]] == ["after", "old1"]
-    same = found["comparisons"][0]["same"]
-    assert [r["verdict"] for r in same["rows"]].count("slower") == 2
-    assert same["spread"]["runs"] == 6
-    assert found["comparisons"][0]["after"]["code"] == "abc1234"
+    assert (found["kind"], found["schema"], found["exit_code"]) == ("attnbench compare", 1, 0)
+    after, old1 = found["sections"]
+    assert (after["section"][:6], old1["section"][:5]) == ("after:", "old1:")
+    [rows] = [of["parts"][0]["table"] for of in after["parts"] if "All cells" in str(of)[:30]]
+    slower = [row for row in rows if row["verdict"]["verdict"] == "slower"]
+    assert [row["impl"] for row in slower] == ["sdpa", "sdpa"]
+    for row in slower:
+        change = row["change"]
+        assert change["unit"] == "ratio"
+        assert 1 < change["low"] < change["value"] < change["high"] < 2
+    assert "6 earlier runs" in str(after)
+    assert "at abc1234" in str(after)
     assert invoke("before", "after", "old1", "--name", "kept").exit_code == 0
     folder = tmp_path / "kept"
     markdown, page = (folder / "compare.md").read_text(), (folder / "compare.html").read_text()

@@ -19,7 +19,7 @@ from attnbench.gate.decide.stored import load_gate
 from attnbench.gate.decide.verdict import decide
 from attnbench.gate.run.measuring import GateListener, GateRequest
 from attnbench.planning.plan import Axes
-from attnbench.report.gate import texts
+from attnbench.report.documents import gate
 from tests import gate_runs, repositories
 from tests.gate_runs import a_run
 from tests.repositories import commit, git, kernel, write
@@ -37,7 +37,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     commit(made, a=kernel(), b=kernel("other"))
     monkeypatch.chdir(made)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-    monkeypatch.setattr("attnbench.report.gate.figure.draw_all", lambda *_: [])
+    monkeypatch.setattr("attnbench.report.rounds.draw_all", lambda *_: [])
     return made
 
 
@@ -160,7 +160,7 @@ def full_disk(folder: Path, *_: Any) -> None:
 
 def test_a_disk_that_is_full_in_the_end_hides_no_verdict(cli, imagined, monkeypatch):
     imagined.run = KINDS["regressed"]
-    monkeypatch.setattr("attnbench.report.gate.outputs.write_all", full_disk)
+    monkeypatch.setattr("attnbench.report.files.write_gate_files", full_disk)
     result = cli("gate")
     assert result.exit_code == 2
     assert "regressed" in result.stdout
@@ -197,7 +197,7 @@ def test_two_files_are_compared_in_real_rounds_and_decided_again(cli, files, mon
         assert "base: ../files/old.py" in text
         assert "candidate: new.py" in text
     slower = replace(KINDS["regressed"], base=run.base, candidate=run.candidate)
-    old, new = texts.profiles(slower, decide(slower))[:2]
+    old, new = gate.profiles(slower, decide(slower))[:2]
     assert (old.endswith(" --impl ../files/old.py"), new.endswith(" --impl new.py")) == (True, True)
 
 

@@ -20,10 +20,11 @@ from attnbench.errors import ExitCode, UsageError, WorkerError
 from attnbench.execution import process
 from attnbench.gate.decide.data import Environment
 from attnbench.gate.decide.sequential import RoundPlan
+from attnbench.gate.decide.verdict import decide
 from attnbench.gate.run import measuring
 from attnbench.gate.run.environments import find_environment, interpreter_of
 from attnbench.gate.run.rounds import measure_round
-from attnbench.report.gate import texts
+from attnbench.report.documents import gate
 from tests.gate_runs import a_run
 from tests.test_gate_rounds import a_bench
 
@@ -190,7 +191,7 @@ def test_both_environments_run_the_same_code_unless_a_base_is_named(tmp_path, mo
     monkeypatch.setattr("attnbench.gate.run.measuring.run_gate", answer)
     known = {"naive": "impls/naive.py", "sdpa": "impls/sdpa.py"}
     monkeypatch.setattr("attnbench.gate.run.watched.surveyed", lambda *_: ("cpu", known))
-    monkeypatch.setattr("attnbench.report.gate.figure.draw_all", lambda *_: [])
+    monkeypatch.setattr("attnbench.report.rounds.draw_all", lambda *_: [])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").write_text("[tool.attnbench.gate]\nthreshold = '7%'\n")
     old, new = fake(tmp_path, "old"), fake(tmp_path, "new", torch="2.13.0")
@@ -234,7 +235,7 @@ def test_how_environments_differ_is_said_libraries_first_and_lone_packages_are_c
         base_environment={"torch": "2.11.0", "blas": "MKL 2024", "load_1m": 0.1},
         environment={"torch": "2.13.0", "blas": "MKL 2025", "load_1m": 0.2},
     )
-    assert texts.versions(run) == [
+    assert gate.document(run, decide(run)).about[:3] == [
         "base: torch 2.11.0, Python 3.11.7 (old)",
         "candidate: torch 2.13.0, Python 3.11.7 (new)",
         "the environments differ: torch 2.11.0 → 2.13.0; blas MKL 2024 → MKL 2025;"
@@ -242,6 +243,6 @@ def test_how_environments_differ_is_said_libraries_first_and_lone_packages_are_c
     ]
     alike = replace(run, base=replace(run.base, environment=after))
     for facts in (alike.environment, {}):  # one interpreter is asked once
-        assert texts.versions(replace(alike, base_environment=facts))[2:] == [
-            "both environments hold the same packages, of the same versions"
-        ]
+        same = replace(alike, base_environment=facts)
+        alike_words = "both environments hold the same packages, of the same versions"
+        assert gate.document(same, decide(same)).about[2] == alike_words

@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -12,7 +11,9 @@ from attnbench.errors import StoreError
 from attnbench.gate.decide.data import Checked, GateRun
 from attnbench.gate.decide.outcome import Outcome
 from attnbench.gate.decide.verdict import decide
-from attnbench.report.gate import outputs
+from attnbench.report import files
+from attnbench.report.documents import gate
+from attnbench.report.render import terminal
 from tests import gate_runs
 from tests.test_report import Page
 
@@ -38,7 +39,7 @@ def strange() -> tuple[GateRun, Outcome]:
 
 def test_strange_texts_break_no_output(tmp_path):
     run, outcome = strange()
-    outputs.write_all(tmp_path, run, outcome)
+    files.write_gate_files(tmp_path, run, outcome)
     root = ElementTree.fromstring((tmp_path / "gate.xml").read_bytes())
     names = [case.get("classname", "") for case in root.iter("testcase")]
     assert [name for name in names if name.startswith("a[31m|`<b>&\"'")]
@@ -46,7 +47,7 @@ def test_strange_texts_break_no_output(tmp_path):
     assert "<b>" not in text
     assert all("\n" not in line and "\x1b" not in line for line in text.splitlines())
     console = Console(width=80, highlight=False)
-    assert "\x1b[31m" not in outputs.terminal(run, outcome, Path("results/g"), console)
+    assert "\x1b[31m" not in terminal.render(gate.document(run, outcome), console)
     page = Page(tmp_path / "gate.html")
     assert page.open == []
     assert "b" not in {tag for tag, _ in page.tags}
@@ -56,24 +57,25 @@ def test_strange_texts_break_no_output(tmp_path):
 def test_all_files_are_written_and_the_summary_of_the_job_is_appended_to(tmp_path, monkeypatch):
     summary, run = tmp_path / "summary.md", KINDS["nothing"]
     summary.write_text("before\n")
-    monkeypatch.setenv(outputs.SUMMARY, str(summary))
-    assert outputs.write_all(tmp_path / "g", run, decide(run)) is None
+    monkeypatch.setenv(files.SUMMARY, str(summary))
+    assert files.write_gate_files(tmp_path / "g", run, decide(run))[1] == []
     names = {path.name for path in (tmp_path / "g").iterdir()}
     assert names == {"gate.json", "gate.xml", "gate.md", "gate.html"}
     assert summary.read_text().startswith("before\n## attnbench gate: – nothing is comparable")
     whole = summary.read_text()
-    monkeypatch.setattr(outputs, "MOST_BYTES", len(whole.encode()) // 2)
-    monkeypatch.setenv(outputs.SUMMARY, str(tmp_path / "short.md"))
-    outputs.write_all(tmp_path / "g", run, decide(run))
+    monkeypatch.setattr(files, "MOST_BYTES", len(whole.encode()) // 2)
+    monkeypatch.setenv(files.SUMMARY, str(tmp_path / "short.md"))
+    files.write_gate_files(tmp_path / "g", run, decide(run))
     short = (tmp_path / "short.md").read_text().removesuffix("\n\n… more in gate.html\n\n")
     assert whole.removeprefix("before\n").startswith(short)
     assert len(short) < len(whole) / 2
-    monkeypatch.setenv(outputs.SUMMARY, str(tmp_path / "no" / "summary.md"))
-    warning = outputs.write_all(tmp_path / "g", run, decide(run))
-    assert re.fullmatch(r"cannot append to .* \(No such file or directory\)", warning or "")
+    monkeypatch.setenv(files.SUMMARY, str(tmp_path / "no" / "summary.md"))
+    [warning] = files.write_gate_files(tmp_path / "g", run, decide(run))[1]
+    assert re.fullmatch(r"cannot append to .* \(No such file or directory\)", warning)
 
 
 def test_a_page_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("a file")
+    run = KINDS["clean"]
     with pytest.raises(StoreError, match="cannot write"):
-        outputs.write_page(tmp_path / "file", KINDS["clean"], decide(KINDS["clean"]))
+        files.write_files(tmp_path / "file", gate.document(run, decide(run)))

@@ -40,7 +40,7 @@ def test_the_terminal_names_what_changed_most_first_in_80_columns(kept):
     said = "\n".join(lines)
     order = ["impl-0", "✗ regression", "2026-01-21 0000001", "Suspicious", "impl-2", "impl-1"]
     assert [said.index(text) for text in order] == sorted(said.index(text) for text in order)
-    assert "torch 2.13.0 → 2.14.0" in said
+    assert "torch: 2.13.0 → 2.14.0" in said
     assert re.search(r"impl-2 +few runs +2026-02-08 \S+ +\+3.\.. % +38\|2", said)
     assert "environment 1 " in said
     assert "1 regression, 2 suspicious, 3 no change" in said

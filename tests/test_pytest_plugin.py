@@ -19,14 +19,14 @@ from attnbench.gate.decide.data import Failure
 from attnbench.gate.decide.stored import load_gate
 from attnbench.gate.run import benchmarks, watched
 from attnbench.gate.run.processes import ProcessError
-from attnbench.report import pages
-from attnbench.report.gate import figure, outputs
+from attnbench.report import files, pages, rounds
+from attnbench.report.documents import gate
 from tests.repositories import commit, git, new, write
 
 pytest_plugins = ["pytester"]
 # Pytester forgets the modules that a run imports first; others hold on to them, and torch cannot be
 # loaded twice.
-KEPT = plugin, watched, pages, figure, outputs, torch
+KEPT = plugin, watched, pages, rounds, files, gate, torch
 
 # As `-p` names it where the entry point is not installed.
 INSTALLED = any(point.name == "attnbench" for point in entry_points(group="pytest11"))
@@ -153,7 +153,7 @@ def test_code_that_is_the_same_passes(pytester, root, counted, cli):
         [
             "*attnbench gate*",
             "tests/test_speed.py::test_area *time 0.0 % *8/8*ok",
-            "positive control (a slowdown of 10 %) was found: seen as +10.0 %*",
+            "*positive control: a slowdown of 10 % was found: seen as +10.0 %*",
             "*passed: no regression of 10 % or more: 2 ok (exit code 0)",
         ]
     )
@@ -175,9 +175,9 @@ def test_twice_the_work_is_named_and_exits_1(pytester, root, counted):
     result.stdout.fnmatch_lines(
         [
             "regressed: slower beyond the margin of 3.3 % in 8 of 8 fresh rounds",
+            "candidate: the working tree at *, with uncommitted changes",
             "tests/test_speed.py::test_area *time +99.* % *8/8*regressed",
             "tests/test_speed.py::test_length *time 0.0 % *8/8*ok",
-            "candidate: the working tree at *, with uncommitted changes",
             "*failed: 1 regressed (exit code 1)",
             "FAILED tests/test_speed.py::test_area - regressed: *",
         ]

@@ -16,7 +16,7 @@ from attnbench.cli import options, progress
 from attnbench.execution.session import Listener, SweepRequest, resume, sweep
 from attnbench.gate.decide.verdict import decide
 from attnbench.planning.plan import Axes, Plan
-from attnbench.report.gate import outputs
+from attnbench.report import files
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.store.folder import SWEEP, RunFolder
@@ -159,13 +159,11 @@ def test_a_plot_that_cannot_be_drawn_hides_no_verdict(monkeypatch, tmp_path):
     def broken(*_: object) -> None:
         raise RuntimeError("no font")
 
-    monkeypatch.setattr(outputs, "write_page", broken)
+    monkeypatch.setattr("attnbench.report.rounds.draw_all", broken)
     run = a_run()
     (tmp_path / "g").mkdir()
-    warning = outputs.write_all(tmp_path / "g", run, decide(run))
-    assert warning == "gate.html cannot be drawn (RuntimeError: no font)"
-    assert {file.name for file in (tmp_path / "g").iterdir()} >= {
-        "gate.json",
-        "gate.xml",
-        "gate.md",
-    }
+    _, warnings = files.write_gate_files(tmp_path / "g", run, decide(run))
+    assert warnings == ["A dot for every round: cannot be drawn (RuntimeError: no font)"]
+    page = (tmp_path / "g" / "gate.html").read_text(encoding="utf-8")
+    assert warnings[0] in page
+    assert "</html>" in page

@@ -12,8 +12,9 @@ from rich.console import Console
 
 from attnbench.base import units
 from attnbench.cli.sweep import _print_summary
-from attnbench.report import figures, tables
+from attnbench.report import figures
 from attnbench.report.pages import write_report
+from attnbench.report.render import tables
 from attnbench.schema.case import PASSES, Case
 from attnbench.store.runs import load_run
 from tests import synthetic
@@ -231,7 +232,7 @@ def test_numbers_are_written_for_people(text, expected):
 def test_a_report_is_written_without_torch_and_without_pyplot(pages):
     code = (
         "import sys; from pathlib import Path; from attnbench.report.pages import write_report;"
-        "import attnbench.report.gate.figure, attnbench.report.tables;"
+        "import attnbench.report.rounds, attnbench.report.render.terminal;"
         f"write_report(Path({str(pages['empty'].parent)!r}));"
         "assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)"
     )

@@ -130,6 +130,25 @@ def percent(fraction: Any) -> str:
     return f"{100 * fraction:.1f} %".replace("-", "−")
 
 
+@_or_unknown
+def change(of_ratio: Any) -> str:
+    """Return a ratio as the change it is: 1.104 is `+10.4 %`."""
+    share = 100 * (of_ratio - 1)
+    text = f"{share:+.1f}" if abs(share) < 99.95 else f"{share:+.0f}"
+    return f"{text} %".replace("-", "−") if float(text) else "0.0 %"
+
+
+@_or_unknown
+def change_interval(low: Any, high: Any) -> str:
+    """Return both ends of an interval of ratios as changes: `+9.8 … +11.1 %`."""
+    return f"{change(low).removesuffix(' %')} … {change(high)}"
+
+
+def delta(write: Callable[[Any], str]) -> Callable[[Any], str]:
+    """What writes a difference with its sign: `+1.20 ms`, `−35.0 MiB`, `0`."""
+    return lambda value: f"{'−+'[value > 0]}{write(abs(value))}" if value else "0"
+
+
 def brief_percent(share: float) -> str:
     """Return a share in as few digits as tell it: `10 %`, `3.3 %`, `0.5 %`."""
     value = 100 * share
@@ -196,9 +215,13 @@ def escape(text: str) -> str:
     return re.sub(r"([|`*_\[\]\\])", r"\\\1", flat)
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> str:
-    """Return a GitHub table; columns after the first `text_columns` are aligned right."""
-    rule = ["---" if i < text_columns else "---:" for i in range(len(header))]
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1,
+    numbers: Sequence[bool] | None = None,
+) -> str:  # fmt: skip
+    """Return a GitHub table; columns with `numbers`, or after the first ones, are aligned right."""
+    right = numbers or [i >= text_columns for i in range(len(header))]
+    rule = ["---:" if number else "---" for number in right]
     lines = [list(map(escape, header)), rule, *([escape(cell) for cell in row] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

@@ -153,7 +153,7 @@ def _by_impl(results: list[CheckResult]) -> Iterator[tuple[str, list[CheckResult
 
 def _print_checks(results: list[CheckResult]) -> None:
     """A row for each implementation: how many checks passed, and why it was not run."""
-    from attnbench.report.tables import table
+    from attnbench.report.render.tables import table
 
     rows = []
     for impl, own in _by_impl(results):

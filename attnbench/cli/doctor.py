@@ -58,7 +58,7 @@ def doctor(device: str, threads: int | None, as_json: bool) -> None:
 def _print_examination(examination: Examination) -> None:
     """The machine in a line, the self-tests in a table, the warnings, the verdict."""
     from attnbench.machine.host import ranges
-    from attnbench.report.tables import table
+    from attnbench.report.render.tables import table
 
     facts = examination.diagnosis["facts"]
     machine = (
@@ -87,7 +87,7 @@ def _print_examination(examination: Examination) -> None:
 
 def _of_the_gpu(gpu: dict[str, Any], facts: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """What it is, then what works on it: a row for each kernel and for each reason against it."""
-    from attnbench.report.tables import value_texts
+    from attnbench.report.render.tables import value_texts
 
     known = value_texts(gpu)
     processors = f"compute capability {known['capability']}, {known['processors']} SMs"

@@ -22,6 +22,7 @@ from attnbench.cli.options import (
     given,
     impl_files,
     say,
+    show,
     threads_option,
 )
 from attnbench.errors import AttnbenchError, ExitCode, StoreError, UsageError
@@ -29,12 +30,11 @@ from attnbench.errors import AttnbenchError, ExitCode, StoreError, UsageError
 if TYPE_CHECKING:
     from attnbench.cli.progress import GateDisplay
     from attnbench.gate.decide.data import Environment, GateRun
-    from attnbench.gate.decide.outcome import Outcome
     from attnbench.gate.run.watched import Comparison
     from attnbench.store.folder import RunFolder
 
 # The options that mean something beside --replay, which measures nothing.
-_WITH_REPLAY = ("replay", "output", "name", "advisory", "quiet")
+_WITH_REPLAY = ("replay", "output", "name", "advisory", "quiet", "format_", "as_json")
 # What the table of pyproject.toml may hold beside the axes.
 _SETTINGS = ("files", "base", "threshold", "budget_s", "growth", "threads", "device")
 
@@ -109,7 +109,7 @@ def compare(options: dict[str, Any]) -> ExitCode:
         with RunFolder.create(GATE, options["output"], options["name"], warn) as folder:
             run = _measured(asked, options, display, folder)
             display.close()
-            return _finish(run, folder.path, options["quiet"]).exit_code
+            return _finish(run, folder.path, options)
 
 
 def _asked(
@@ -219,27 +219,28 @@ def replay(options: dict[str, Any]) -> ExitCode:
     name = options["name"]
     made = RunFolder.create(GATE, options["output"], name) if name else nullcontext()
     with made as folder:
-        return _finish(run, folder.path if folder else None, options["quiet"]).exit_code
+        return _finish(run, folder.path if folder else None, options)
 
 
-def _finish(run: GateRun, folder: Path | None, quiet: bool) -> Outcome:
+def _finish(run: GateRun, folder: Path | None, options: dict[str, Any]) -> ExitCode:
     """Decide, write all files, and print; what cannot be written hides no verdict."""
     from attnbench.gate.decide.verdict import decide
-    from attnbench.report.gate import outputs
+    from attnbench.report.documents.gate import document
+    from attnbench.report.files import write_gate_files
 
     outcome = decide(run)
-    failure = None
+    found, failure = document(run, outcome), None
     if folder is not None:
         try:
-            if warning := outputs.write_all(folder, run, outcome):
+            found, warnings = write_gate_files(folder, run, outcome)
+            for warning in warnings:
                 say(f"Warning: {warning}", err=True)
         except StoreError as err:
             failure = err
-    if not quiet:
-        written = folder if failure is None else None
-        click.echo(outputs.terminal(run, outcome, written), nl=False)
+    if not options["quiet"]:
+        show(found, options)
     elif folder is not None:
         click.echo(folder)
     if failure is not None:
         raise failure
-    return outcome
+    return found.exit_code

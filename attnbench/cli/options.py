@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ Command = Callable[..., Any]
 Option = Callable[[Command], Command]
 
 if TYPE_CHECKING:
+    from attnbench.report.document import Document
     from attnbench.store.runs import Run
 
     ParamType = click.ParamType[Any]
@@ -70,6 +71,30 @@ def found_run(text: str, output: Path, *, warn: bool = True) -> Run:
     if warn and run.unfinished:
         say(run.unfinished, err=True)
     return run
+
+
+def show(document: Document, options: dict[str, Any]) -> None:
+    """Print a document in the format of the options.
+
+    Raises:
+        UsageError: it is not to be had in that.
+    """
+    from attnbench.report.render import rendered
+
+    format_ = "json" if options["as_json"] else options["format_"]
+    click.echo(rendered(document, format_), nl=False)
+
+
+def written(
+    folder: Path, document: Document, formats: Sequence[str] = ("markdown", "html")
+) -> Document:
+    """Write a document into a folder; return it with the path of its page first."""
+    from attnbench.report.files import write_files
+
+    document, warnings = write_files(folder, document, formats)
+    for warning in warnings:
+        say(f"Warning: {warning}", err=True)
+    return document
 
 
 def silence(stream: Any) -> None:
@@ -229,8 +254,8 @@ def threads_option(default: str = "torch's default", before: str = "") -> Option
     )
 
 
-_SHARED = {name[2:]: _option(name, *row) for name, row in _TABLE["shared"].items()}
-device_option, seed_option, output_option, baseline_option = _SHARED.values()
+_SHARED = {name.split()[0][2:]: _option(name, *row) for name, row in _TABLE["shared"].items()}
+device_option, seed_option, output_option, baseline_option, *_ = _SHARED.values()
 
 
 def run_argument(command: Command) -> Command:

@@ -113,7 +113,7 @@ class SweepDisplay(_Display, Listener):
     def starting(self) -> None:
         """Load meanwhile what lines and the table at the end are made with."""
         importlib.import_module("attnbench.analysis.highlights")
-        importlib.import_module("attnbench.report.tables")
+        importlib.import_module("attnbench.report.render.tables")
 
     def planned(self, plan: Plan, path: Path | None, forecast: Forecast | None = None) -> None:
         """Say what will be done; for a dry run, list it."""

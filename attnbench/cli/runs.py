@@ -22,9 +22,11 @@ from attnbench.cli.options import (
     impl_files,
     run_argument,
     say,
+    show,
     wrapped,
+    written,
 )
-from attnbench.errors import ExitCode, StoreError, UsageError
+from attnbench.errors import StoreError, UsageError
 
 
 @click.command("list")
@@ -97,10 +99,10 @@ def report(run: str, output: Path, baseline: str | None) -> None:
         raise UsageError(f"{path} is a gate run, which has a base of its own; drop --baseline")
     from attnbench.gate.decide.stored import load_gate
     from attnbench.gate.decide.verdict import decide
-    from attnbench.report.gate.outputs import write_page
+    from attnbench.report.documents.gate import document
 
     loaded = load_gate(found.file)
-    click.echo(write_page(path, loaded, decide(loaded)))
+    click.echo(written(path, document(loaded, decide(loaded)), ["html"]).commands[0][1])
 
 
 @click.command()
@@ -160,7 +162,9 @@ def merge(runs: tuple[str, ...], output: Path, **options: Any) -> None:
 @click.command()
 @click.argument("folder", type=PATH)
 @command_options("history")
-def history(folder: Path, run: str | None, output: Path, least: float) -> None:
+def history(
+    folder: Path, run: str | None, output: Path, least: float, **options: Any
+) -> None:  # fmt: skip
     """Show where times changed for good, over the runs in a folder.
 
     FOLDER holds run folders, or history.jsonl, a line a run, to which --add appends one: a name in
@@ -183,20 +187,17 @@ def history(folder: Path, run: str | None, output: Path, least: float) -> None:
         return
     from attnbench.analysis.history import series
     from attnbench.analysis.history.steps import Rules
-    from attnbench.report import history as report
-    from attnbench.report import parts
+    from attnbench.report.documents.history import document
 
-    machines = series.history(entries.read(folder), Rules(least=least))
-    page = report.write_all(folder, machines)
-    click.echo(parts.terminal(list(map(report.section, machines))), nl=False)
-    click.echo(f"page: {page}")
+    machines = document(series.history(entries.read(folder), Rules(least=least)))
+    show(written(folder, machines), options)
 
 
 @click.command()
 @click.argument("sources", type=RUN, nargs=-1, metavar="A B [C]...")
 @command_options("compare")
 def compare(
-    sources: tuple[str, ...], fail_slower: bool, as_json: bool, name: str | None, output: Path
+    sources: tuple[str, ...], fail_slower: bool, name: str | None, output: Path, **options: Any
 ) -> None:
     """Compare runs that were measured at different times.
 
@@ -207,26 +208,16 @@ def compare(
     Exits 0 whatever is found, unless with --fail-slower.
     """
     from attnbench.analysis import compare as analysis
-    from attnbench.base.jsontext import encode
-    from attnbench.report import compare as report
-    from attnbench.report import parts
+    from attnbench.report.documents.compare import document
     from attnbench.store.folder import COMPARISON, RunFolder
 
-    found = analysis.compare(sources, output)
-    sections = list(map(report.section, found))
-    page = None
+    found = document(analysis.compare(sources, output), fail_slower=fail_slower)
     if name:
         with RunFolder.create(COMPARISON, output, name) as folder:
-            page = parts.write_all(folder.path, "compare", sections)
-    if as_json:
-        click.echo(encode(report.as_json(found)).decode())
-    else:
-        click.echo(parts.terminal(sections), nl=False)
-        if page:
-            click.echo(f"page: {page}")
-    slower = any(r.verdict == "slower" for c in found if c.same for r in c.same.rows)
-    if fail_slower and slower:
-        raise SystemExit(int(ExitCode.FINDING))
+            found = written(folder.path, found)
+    show(found, options)
+    if found.exit_code:
+        raise SystemExit(int(found.exit_code))
 
 
 def _pages() -> dict[str, Path]:

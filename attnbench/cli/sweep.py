@@ -155,7 +155,7 @@ def _print_summary(run: Run) -> None:
     from attnbench.analysis.leads import leads
     from attnbench.analysis.notes import doubt_sentence, suspect_sentence
     from attnbench.analysis.table import failures, load, spent
-    from attnbench.report.tables import condensed, table
+    from attnbench.report.render.tables import condensed, table
 
     frame = load(run)
     for sentence in leads(run, frame):

@@ -226,7 +226,7 @@ def claims(
 
 def _print_claims(found: Judged) -> None:
     """One row a claim; what is right where a statement is not."""
-    from attnbench.report.tables import table
+    from attnbench.report.render.tables import table
 
     header = ("", "claim", "what is claimed", "where", "measured", "verdict", "expected")
     rows = [

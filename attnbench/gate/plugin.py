@@ -121,7 +121,8 @@ class _Gate:
         from attnbench.gate.run import git
         from attnbench.gate.run.benchmarks import run_benchmarks
         from attnbench.gate.run.watched import Watched, comparison
-        from attnbench.report.gate import outputs
+        from attnbench.report.files import write_gate_files
+        from attnbench.report.render import terminal
         from attnbench.store.folder import GATE, RunFolder
 
         asked, called = self._config.getoption, self._config.invocation_params
@@ -154,9 +155,10 @@ class _Gate:
             request = replace(request, keep=partial(keep_round, folder), keep_going=True)
             run = run_benchmarks(request, suite, self)
             outcome = decide(run)
-            if warning := outputs.write_all(folder.path, run, outcome):
+            document, warnings = write_gate_files(folder.path, run, outcome)
+            for warning in warnings:
                 self.warned(warning)
-            self._table = partial(outputs.terminal, run, outcome, folder.path)
+            self._table = partial(terminal.render, document)
         return outcome
 
     # A listener of `attnbench.gate.run.measuring`.

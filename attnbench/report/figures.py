@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import io
 import re
@@ -18,6 +17,9 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
+
+from attnbench.report.document import Picture
+from attnbench.report.render.html import data_uri
 
 WIDE, NARROW = 6.9, 5.1  # inches of a panel that stands alone, and of one of two in a row
 DPI = 160
@@ -205,11 +207,6 @@ def svg_of(figure: Figure) -> bytes:
     return drawn.getvalue()
 
 
-def data_uri(svg: bytes) -> str:
-    """An SVG inside a page, which isolates it from the page's ids and styles."""
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode('ascii')}"
-
-
 @dataclass(frozen=True)
 class Page(Generic[Item]):
     """The panels of one figure: page `number` of `count` of those that share `group`.
@@ -267,6 +264,13 @@ class FigureKind:
     def save(self, figure: Figure, page: Page[Any], alt: Iterable[str], folder: Path) -> Plot:
         """Write the figure of one page and the texts that go with it."""
         return self.save_one(figure, page.subject, alt, folder, page.slug, page.left_out)
+
+    def picture(
+        self, figure: Figure, subject: str, alt: Iterable[str], folder: Path, slug: str = ""
+    ) -> Picture:
+        """Write a figure as `save_one`, and return it as a document has it."""
+        plot = self.save_one(figure, subject, alt, folder, slug)
+        return Picture(svg=plot.svg.read_bytes(), alt=plot.alt)
 
     def save_one(
         self,

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from attnbench.analysis.axes import label, slices, varying
 from attnbench.analysis.columns import COLUMNS
@@ -27,14 +26,14 @@ from attnbench.errors import StoreError
 from attnbench.report import exponents, figures, growth, lines, models, roofline, tradeoff
 from attnbench.report.content import FAILURE, LIMIT, Content
 from attnbench.report.figures import Plot
-from attnbench.report.tables import value_text, value_texts
+from attnbench.report.render.html import template
+from attnbench.report.render.tables import value_text, value_texts
 from attnbench.store.runs import load_run
 
 PAGE = "report.html"
 MARKDOWN = "report.md"
 PLOTS = "plots"
 MOST_FAILURES, MOST_VERDICTS, MOST_CROSSINGS = 20, 60, 20  # in Markdown
-TEMPLATES = Path(__file__).parent  # page.html.jinja, and page.css which it includes
 
 
 @contextlib.contextmanager
@@ -92,7 +91,7 @@ def draw_growth(scaling: Scaling, folder: Path) -> list[Plot]:
 
 def render_html(content: Content, plots: list[Plot], grown: list[Plot]) -> str:
     """Return the page; `grown` are the figures of growth. Texts are escaped, images data: URIs."""
-    return template("page.html.jinja").render(
+    return template("page.html.jinja", Path(__file__).parent).render(
         content=content,
         device_name=measured_on(content.run, content.cells)[0] or "an unknown device",
         plots=plot_groups(plots),
@@ -105,15 +104,6 @@ def render_html(content: Content, plots: list[Plot], grown: list[Plot]) -> str:
         columns=[*summary_columns(content.cells).values()],
         all_columns=[column for _, column in COLUMNS.items()],
     )
-
-
-def template(name: str) -> Template:
-    """A template of a page; what it is given is escaped, and must all be there."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    return environment.get_template(name)
 
 
 def plot_groups(plots: list[Plot]) -> list[dict[str, Any]]:

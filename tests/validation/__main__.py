@@ -225,7 +225,7 @@ def tell(message: str) -> None:
 
 def show(ended: Ended) -> None:
     """Print what a part found, and end with its exit code."""
-    from attnbench.report.tables import table
+    from attnbench.report.render.tables import table
 
     for found in ended.tables:
         click.echo(f"\n{found.title}")

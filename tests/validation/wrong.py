@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnbench.errors import UsageError
-from attnbench.report.tables import table
+from attnbench.report.render.tables import table
 from tests.validation.wrong_kernels import RIGHT, SAYS
 
 FILE = Path(__file__).with_name("wrong_kernels.py")

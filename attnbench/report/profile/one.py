@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attnbench.base import units
-from attnbench.report.tables import console, table
+from attnbench.report.render.tables import console, table
 from attnbench.schema.profile import Profile
 from attnbench.theory.traits import case_label
 

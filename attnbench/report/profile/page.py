@@ -10,9 +10,10 @@ from rich.text import Text
 from attnbench.analysis.profiles import Difference
 from attnbench.base.files import write_whole
 from attnbench.base.units import bullets, escape, table
-from attnbench.report import tables
 from attnbench.report.profile import one, texts
-from attnbench.report.tables import value_texts
+from attnbench.report.render import tables
+from attnbench.report.render.html import template
+from attnbench.report.render.tables import value_texts
 from attnbench.schema.profile import Profile
 
 PAGE, MARKDOWN, PLOTS = "profile.html", "profile.md", "plots"
@@ -64,7 +65,9 @@ def write_all(folder: Path, profiles: Sequence[Profile], found: Difference | Non
             "most_ops": MOST_OPS,
             "plots": figure.draw_all(profiles, found, folder / PLOTS),
         }
-        write_whole(folder / PAGE, pages.template("profile.html.jinja").render(values))
+        write_whole(
+            folder / PAGE, template("profile.html.jinja", Path(__file__).parents[1]).render(values)
+        )
         write_whole(folder / MARKDOWN, markdown(profiles, found))
     return folder / PAGE
 

@@ -7,7 +7,7 @@ import math
 from attnbench.analysis.profiles import TOGETHER, Change, Difference, kernel_name, together
 from attnbench.base import units
 from attnbench.report.profile import one
-from attnbench.report.tables import value_text
+from attnbench.report.render.tables import value_text
 from attnbench.schema.profile import Memory, Profile
 from attnbench.theory.traits import case_label
 

@@ -17,23 +17,17 @@ from attnbench.base.files import emptied
 from attnbench.gate.decide.data import GateRun, Round, Variant
 from attnbench.gate.decide.outcome import Outcome
 from attnbench.report import figures
-from attnbench.report.figures import QUIET, FigureKind, Look, Plot
-from attnbench.report.gate import texts
+from attnbench.report.document import Picture, Value
+from attnbench.report.documents import gate
+from attnbench.report.figures import QUIET, FigureKind, Look
+from attnbench.report.labels import labels
+from attnbench.report.render import written
 
 MOST_ROWS, MOST_PAGES = 42, 4  # cells of a figure, and figures
 LONGEST = 46  # letters of a label
 MARGIN, AGAINST, MEDIAN = "#e3e8ee", "#fbeae4", "#111111"
 CONTROL = Look("#8a8a8a", "o")
-ROUNDS = FigureKind(
-    name="gate-rounds",
-    title="A dot for every round",
-    reading="Each dot is one round's change in time, candidate / base − 1, from top to bottom in"
-    " the order they were measured: hollow ones (○) are of the screening, full ones (●) of the"
-    " confirmation; a × is a round that was discarded and counts for nothing. Under them the median"
-    " of the rounds that decide, with its 95 % interval. In the shaded margin nothing is a"
-    " regression; the dashed line is the slowdown that is found. What lies beyond the axis is drawn"
-    " at its edge. The A/A control must lie around 0, the positive control on the line.",
-)
+KIND = FigureKind(name="gate-rounds", title="A dot for every round", reading="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,21 +45,20 @@ class Strip:
 
 def cells(run: GateRun, outcome: Outcome) -> list[Strip]:
     """A row for each cell, the worst first."""
-    looks = figures.looks(texts.flat(cell.impl) for cell in run.cells)
+    looks = figures.looks(cell.impl for cell in run.cells)
     found = []
-    for line in texts.lines(run, outcome):
-        row, (label, change, interval, wins, verdict) = line.row, line.columns
-        low, high = _percent(row.low), _percent(row.high)
-        known = interval != units.UNKNOWN
-        words = f"{change} ({interval})  {wins}  {verdict}" if known else verdict
+    for number, name, row in gate.ordered(run, outcome):
+        change, wins = gate.changed(row), gate.wins(row)
+        words = written.verdict(gate.finding(name, row))
+        if _ends(change):
+            words = f"{written.value(change)} ({written.interval(change)})  {wins}  {words}"
+        label = written.clean(name)
         found.append(
             Strip(
                 label=label if len(label) <= LONGEST else f"…{label[1 - LONGEST :]}",
-                look=looks[texts.flat(row.cell.impl)],
-                dots=_dots(run.rounds, [line.number], "candidate"),
-                middle=_percent(row.ratio),
-                ends=None if low is None or high is None else (low, high),
-                words=words, against=line.look.element == "failure",
+                look=looks[row.cell.impl], dots=_dots(run.rounds, [number], "candidate"),
+                middle=_percent(row.ratio), ends=_ends(change),
+                words=words, against=gate.SIGNS[row.verdict] == "bad",
             )
         )  # fmt: skip
     return found
@@ -74,21 +67,20 @@ def cells(run: GateRun, outcome: Outcome) -> list[Strip]:
 def controls(run: GateRun, outcome: Outcome) -> list[Strip]:
     """The A/A control, all cells of a round in turn, and the positive control."""
     found, every = outcome.controls, range(len(run.cells))
-    null, planted = found.null_ratio, found.planted_ratio
     wins = f"{found.wins}/{found.rounds}"
-    seen = f"{texts.change(planted)}  {wins}  found"
+    seen = f"{units.change(found.planted_ratio)}  {wins}  found"
     if not found.found:
         seen = "none" if found.found is None else f"{wins}  not found"
     aside = "  ! not to be trusted" if found.untrusted else ""
     return [
         Strip(
             label="A/A control (base again)", look=CONTROL, dots=_dots(run.rounds, every, "null"),
-            middle=_percent(null), words=texts.change(null) + aside,
+            middle=_percent(found.null_ratio), words=units.change(found.null_ratio) + aside,
         ),
         Strip(
             label=f"positive control (+{units.brief_percent(run.rules.threshold)})", look=CONTROL,
             dots=_dots(run.rounds, every, "planted"),
-            middle=_percent(planted), words=seen,
+            middle=_percent(found.planted_ratio), words=seen,
         ),
     ]  # fmt: skip
 
@@ -111,6 +103,11 @@ def _percent(ratio: float | None) -> float | None:
     return None if ratio is None else 100 * (ratio - 1)
 
 
+def _ends(change: Value) -> tuple[float, float] | None:
+    low, high = _percent(change.low), _percent(change.high)
+    return None if low is None or high is None else (low, high)
+
+
 def limits(run: GateRun, strips: Sequence[Strip]) -> tuple[float, float]:
     """The ends of the axis in percent: every median and interval, and all dots but the furthest."""
     threshold = 100 * run.rules.threshold
@@ -122,25 +119,25 @@ def limits(run: GateRun, strips: Sequence[Strip]) -> tuple[float, float]:
     return 1.05 * low, 1.05 * high
 
 
-def draw_all(run: GateRun, outcome: Outcome, folder: Path) -> list[Plot]:
+def draw_all(run: GateRun, outcome: Outcome, folder: Path) -> list[Picture]:
     """Draw the rounds of all cells, the worst first, with the controls under them."""
     strips, under = cells(run, outcome), controls(run, outcome)
     if not any(strip.dots for strip in strips):
         return []
-    ends, common, drawn = limits(run, [*strips, *under]), texts.labels(run.cells)[0], []
+    ends, common, drawn = limits(run, [*strips, *under]), labels(run.cells)[0], []
     emptied(folder)
     with mpl.rc_context(fname=figures.STYLE):
         for page in figures.pages(strips, lambda _: (), MOST_ROWS, MOST_PAGES):
             rows, name = [*page.items, *under], common + page.place
+            name += f"; {page.left_out} more cells are not drawn" * bool(page.left_out)
             figure, alt = _draw(run, rows, ends, name), [f"{row.label} {row.words}" for row in rows]
-            slug = str(page.number)
-            drawn.append(ROUNDS.save_one(figure, name, alt, folder, slug, page.left_out))
+            drawn.append(KIND.picture(figure, name, alt, folder, str(page.number)))
     return drawn
 
 
 def _draw(run: GateRun, rows: Sequence[Strip], ends: tuple[float, float], name: str) -> Figure:
     """One figure; names on the left, what was made of the dots on the right."""
-    figure = figures.figure_of((10.5, 0.3 * len(rows) + 1.4), ROUNDS.title, name)
+    figure = figures.figure_of((10.5, 0.3 * len(rows) + 1.4), KIND.title, name)
     ax = figure.subplots()
     _draw_axis(ax, 100 * run.rules.threshold, 100 * run.rules.margin, ends)
     ax.set_ylim(len(rows) - 0.5, -0.5)

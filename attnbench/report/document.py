@@ -1,0 +1,183 @@
+"""What a command says, as values: made once from data, shown by one renderer for each format.
+
+A producer (`report.documents`) writes no unit, sign, colour or width; a renderer
+(`report.render`) knows nothing of what it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from attnbench.errors import ExitCode
+from attnbench.version import __version__
+
+SCHEMA = 1  # of a document's JSON: raised where a field changes its meaning or goes
+VERSION = __version__
+
+Sign = Literal["good", "better", "bad", "open", "none"]
+# `change` is a ratio, shown by what it is above 1; `tflops` and `gbps` are rates.
+Unit = Literal[
+    "text", "number", "count", "us", "s", "bytes", "ratio", "change", "delta_us", "delta_bytes",
+    "share", "tflops", "gbps",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number in its unit, with its interval [low, high] where that is known.
+
+    None is unknown, never 0. `of` names the quantity, where a column holds several.
+    """
+
+    number: float | int | str | None
+    unit: Unit = "text"
+    low: float | None = None
+    high: float | None = None
+    of: str = ""
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Words with values in them: `{name}` stands for that of `figures`."""
+
+    text: str
+    figures: Mapping[str, Value] = field(default_factory=dict)
+
+
+def sentence(text: str, **figures: Value | str | None) -> Sentence:
+    """A sentence; names from outside are figures, too, so that their braces mean nothing."""
+    known = {k: v if isinstance(v, Value) else Value(v) for k, v in figures.items()}
+    return Sentence(text, known)
+
+
+Words = str | Sentence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A verdict on a subject, and why. `verdict` is the domain's own word: shown, never parsed.
+
+    `test` is its class and name in JUnit XML, which must not depend on what else was measured;
+    without it is in none. `figures` is what the verdict rests on, `notes` is what changed beside
+    it.
+    """
+
+    sign: Sign
+    verdict: str
+    subject: str
+    reason: Words = ""
+    test: tuple[str, str] | None = None
+    figures: Mapping[str, Value] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+Cell = Value | Finding | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of cells under `columns`, from their names in JSON to their headers.
+
+    A column whose header is empty stands in JSON alone. Those of `spare` go first where the place
+    is too narrow, in this order; then texts of the column `cut` lose their middle. A terminal shows
+    the first `most` rows. `interval` heads the column of intervals; with `sums` the last row
+    is the sum.
+    """
+
+    columns: Mapping[str, str]
+    rows: Sequence[Sequence[Cell]]
+    spare: Sequence[str] = ()
+    cut: str = ""
+    interval: str = "95 % interval"
+    most: int = 60
+    sums: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """An image as SVG, what it shows in words, and what stands above it."""
+
+    svg: bytes
+    alt: str
+    head: Finding | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """Pictures of one kind, and how to read them: drawn where a page needs them, into a folder."""
+
+    title: str
+    reading: str
+    draw: Callable[[Path], Sequence[Picture]]
+
+
+@dataclass(frozen=True)
+class Text:
+    """Sentences, one below the other; or commands to copy. `quiet` explains, and says no result."""
+
+    lines: Sequence[Words]
+    copy: bool = False
+    quiet: bool = False
+
+
+Facts = Mapping[str, Value]  # by name
+
+
+@dataclass(frozen=True)
+class Section:
+    """Parts under a title; one that is `folded` is not on the terminal."""
+
+    title: str
+    parts: Sequence[Part]
+    folded: bool = False
+
+
+Part = Finding | Table | Figure | Text | Facts | Section
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """What a command found. `about` is what it is of, in a few words; `facts` are its rules.
+
+    `commands` say what to do next: pairs of a label and a command or a path.
+    """
+
+    kind: str
+    conclusion: Finding
+    exit_code: ExitCode
+    sections: Sequence[Section]
+    about: Sequence[Words] = ()
+    facts: Facts = field(default_factory=dict)
+    created: str = ""
+    spent_s: float | None = None
+    commands: Sequence[tuple[str, str]] = ()
+
+
+def facts(known: Mapping[str, Any]) -> Facts:
+    """What run.json knows, or options, by name: bytes where the name says so."""
+    found: dict[str, Value] = {}
+    for name, value in known.items():
+        if isinstance(value, dict):  # that of the caches, whose values are bytes
+            parts = value.items() if name != "ceilings" else ()  # which have a table of their own
+            found |= {f"{name}, {key}": Value(x, "bytes") for key, x in parts}
+        elif isinstance(value, list | tuple):
+            found[name] = Value(", ".join(map(str, value)))
+        elif type(value) is int and name.endswith("_bytes"):
+            found[name] = Value(value, "bytes")
+        else:
+            found[name] = Value(value if value is None else str(value))
+    return found
+
+
+def changes(differing: Iterable[tuple[str, Any, Any]]) -> list[Sentence]:
+    """Facts that differ, given by name, before and after: `torch: 2.11.0 → 2.13.0`."""
+    return [
+        sentence("{name}: {before} → {after}", name=name, before=was.get(name), after=now.get(name))
+        for one, before, after in differing
+        for was, now in ((facts({one: before}), facts({one: after})),)
+        for name in {**was, **now}
+        if was.get(name) != now.get(name)
+    ]

@@ -1,0 +1,1 @@
+"""Producers: what each command found, as a document."""

@@ -1,0 +1,260 @@
+"""What a comparison of stored runs found, and what runs that are not paired cannot show."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from attnbench.analysis.compare import Comparison
+from attnbench.analysis.compare.elsewhere import Elsewhere
+from attnbench.analysis.compare.same import ALPHA, VERDICTS, Compared, Row, Verdict
+from attnbench.analysis.compare.sources import Source
+from attnbench.base import units
+from attnbench.base.stats import median
+from attnbench.errors import ExitCode
+from attnbench.gate.decide.data import Checked
+from attnbench.gate.decide.exact import compare as exact_differences
+from attnbench.report.document import (
+    Cell,
+    Document,
+    Finding,
+    Part,
+    Section,
+    Sign,
+    Table,
+    Text,
+    Value,
+    Words,
+    changes,
+    sentence,
+)
+from attnbench.report.labels import labels, shortened
+from attnbench.schema.record import Cell as MeasuredCell
+from attnbench.theory.flags import profile_command
+
+SIGNS: dict[Verdict, Sign] = {
+    "slower": "bad", "faster": "better", "no change seen": "good", "not comparable": "none",
+}  # fmt: skip
+COLUMNS = {
+    "impl": "", "case_id": "", "cell": "cell", "verdict": "verdict", "change": "change",
+    "before": "before", "after": "after",
+}  # fmt: skip
+NOTABLE = math.log(1.1)  # of a group's shift that is worth a sentence
+_MOST_COMMANDS = 8
+UNPAIRED = (
+    "the changes of cells are beside these shifts. Runs that are not paired cannot tell whether the"
+    " machine or a change common to all of the cells moved them, nor see a change within a cell's"
+    " interval. attnbench gate can, where both versions can be run"
+)
+
+
+def document(found: Sequence[Comparison], *, fail_slower: bool = False) -> Document:
+    """Each run held against the first; the exit code is that of a finding only where asked for."""
+    slower = any(row.verdict == "slower" for one in found if one.same for row in one.same.rows)
+    ends = [_conclusion(one) for one in found]
+    order: tuple[Sign, ...] = ("bad", "better", "good", "none")
+    sections = [list(_sections(one)) for one in found]
+    if len(found) > 1:
+        sections = [[
+            Section(f"{one.after.name}: {words}", [*_sources(one), *parts])
+            for one, (_, words), parts in zip(found, ends, sections, strict=True)
+        ]]  # fmt: skip
+    return Document(
+        kind="compare",
+        exit_code=ExitCode.FINDING if slower and fail_slower else ExitCode.OK,
+        conclusion=Finding(
+            sign=min((sign for sign, _ in ends), key=order.index),
+            verdict="; ".join(words for _, words in ends), subject="the comparison",
+        ),
+        about=[line for part in _sources(found[0]) for line in part.lines] * (len(found) == 1),
+        sections=sections[0],
+        commands=[command for one in found for command in _commands(one)],
+    )  # fmt: skip
+
+
+def _conclusion(found: Comparison) -> tuple[Sign, str]:
+    if found.same:
+        verdicts = [row.verdict for row in found.same.rows]
+        sign: Sign = next((SIGNS[of] for of in VERDICTS if of in verdicts), "good")
+        return sign, units.tally(verdicts, VERDICTS)
+    assert found.elsewhere is not None, "a comparison is the one or the other"
+    count = len(found.elsewhere.reversals)
+    what = "order reversal" + "s" * (count != 1)
+    return "none", f"measured on different machines: {count or 'no'} {what}"
+
+
+def _sources(found: Comparison) -> Iterator[Text]:
+    yield Text([f"before: {_title(found.before)}", f"after: {_title(found.after)}"])
+
+
+def _title(source: Source) -> str:
+    """`quick-1, 2026-11-23 06:31 UTC, AMD EPYC, torch 2.13.0`."""
+    words = [source.name, units.moment(source.created) if source.created else None]
+    words += [_machine(source), *(f"torch {x}" for x in [source.environment.get("torch")] if x)]
+    words += [f"at {source.code[:10]}"] if source.code else []
+    return ", ".join(word for word in words if word)
+
+
+def _machine(source: Source) -> str:
+    return str(source.environment.get("device_name") or "an unnamed device")
+
+
+def _sections(found: Comparison) -> Iterator[Section]:
+    if found.environment:
+        yield Section("The environments differ", [Text(changes(found.environment))])
+    if found.same:
+        yield from _same(found, found.same)
+    elif found.elsewhere:
+        yield from _elsewhere(found, found.elsewhere)
+
+
+def _same(found: Comparison, same: Compared) -> Iterator[Section]:
+    cells = [MeasuredCell(case=row.case, impl=row.impl) for row in same.rows if row.case]
+    common, own = labels(cells)
+    names = {row.key: row.label for row in same.rows}  # other tools' cells have names of their own
+    names |= dict(zip((cell.key for cell in cells), own, strict=True))
+    changed = _changed(same)
+    found_of = {row.key: _finding(names[row.key], row) for row in same.rows}
+
+    def table(rows: Sequence[Row]) -> Table:
+        return Table(
+            columns=COLUMNS, spare=("before", "after"), most=20,
+            interval=f"{100 * (1 - ALPHA):g} % interval",
+            rows=[(
+                row.impl, row.case.case_id if row.case else "", names[row.key], found_of[row.key],
+                Value(row.ratio, "change", row.low, row.high), Value(row.before_us, "us"),
+                Value(row.after_us, "us"),
+            ) for row in rows],
+        )  # fmt: skip
+
+    sentences: list[Words] = [f"all cells: {common}"] if common else []
+    title = "Changed" if changed else "No cell is seen to have changed"
+    if seen := [row.high / row.ratio - 1 for row in same.rows if row.ratio and row.high]:
+        sentences.append(sentence(
+            "in half of the {count} cells that could be compared, a change of ± {least} would have"
+            " been one" + "; what is below that these runs cannot show" * (not changed),
+            count=Value(len(seen)), least=Value(median(seen), "share"),
+        ))  # fmt: skip
+    yield Section(title, [Text(sentences), table(changed)])
+    yield Section("Common to all cells", [Text(list(_common(same)))])
+    if against := [of for of in found_of.values() if of.sign == "none"]:
+        yield Section("Not comparable", against)
+    if exact := list(_exact(found, names)):
+        yield Section("What repeats exactly", exact)
+    yield Section(f"All cells ({len(same.rows)})", [table(same.rows)], folded=True)
+
+
+def _changed(same: Compared) -> list[Row]:
+    rows = [row for row in same.rows if row.verdict in ("slower", "faster")]
+    return sorted(rows, key=lambda row: -(row.ratio or 0))
+
+
+def _finding(name: str, row: Row) -> Finding:
+    return Finding(
+        sign=SIGNS[row.verdict], verdict=row.verdict, subject=name, reason=row.reason,
+        test=(row.impl, row.label),
+        figures={"ratio": Value(row.ratio, "change", row.low, row.high)} if row.ratio else {},
+    )  # fmt: skip
+
+
+def _common(same: Compared) -> Iterator[Words]:
+    """The shift, how far such shifts go by themselves, and what unpaired runs cannot prove."""
+    text = "all times together: {shift} (how much is usual between runs of equal code is not known)"
+    usual = max(map(abs, same.spread.shifts), default=0.0)
+    if same.spread.shifts:
+        text = "all times together: {shift} (between earlier runs of equal code up to ± {usual})"
+    yield sentence(text, shift=Value(math.exp(same.shift.run), "change"), usual=_share(usual))
+    own = [abs(value) for value in same.shift.groups.values()]
+    if own and max(own) > NOTABLE:
+        yield sentence(
+            "{moved} of {count} groups of cells that are measured together moved by more than"
+            " {notable} beside that, up to {most}",
+            moved=Value(sum(value > NOTABLE for value in own)), count=Value(len(own)),
+            notable=_share(NOTABLE), most=_share(max(own)),
+        )  # fmt: skip
+    runs = same.spread.runs
+    yield sentence(
+        "beside that the typical cell differs by ± {typical} from run to run of equal code"
+        " (standard deviation; {source})", typical=_share(same.spread.typical),
+        source=f"{runs} earlier runs" if runs else "a default: fewer than two earlier runs",
+    )  # fmt: skip
+    yield UNPAIRED
+
+
+def _share(log: float) -> Value:
+    return Value(math.expm1(log), "share")
+
+
+def _commands(found: Comparison) -> Iterator[tuple[str, str]]:
+    """What shows which op makes the difference, and what decides in paired rounds."""
+    if not found.same:
+        return
+    changed = _changed(found.same)
+    files = "".join(
+        f" --impl {shlex.quote(file)}" for file in found.after.settings.get("files") or ()
+    )
+    auto = "cuda" if found.after.environment.get("cuda") else "cpu"
+    for row in [row for row in changed if row.case][:_MOST_COMMANDS]:
+        assert row.case is not None
+        yield "why", profile_command(row.case, row.impl, auto) + files
+    base = found.before.code or "REF"
+    if not any(row.case for row in found.same.rows):  # tests, of pytest-benchmark's
+        yield "paired", f"pytest --attnbench-gate {base}"
+        return
+    sizes = sorted({row.case.seq_len for row in changed if row.case})
+    flags = ["--impls", ",".join(dict.fromkeys(row.impl for row in changed))] if changed else []
+    flags += ["--seq-lens", ",".join(map(str, sizes))] if changed else []
+    yield "paired", shlex.join(["attnbench", "gate", "--base", base, *flags]) + files
+
+
+def _exact(found: Comparison, names: Mapping[Any, str]) -> Iterator[Finding]:
+    for key, name in names.items():
+        records = found.before.cells[key].record, found.after.cells[key].record
+        if records[0] and records[1] and records[0].status == records[1].status == "ok":
+            old, new = (Checked(status="ok", metrics=r.metrics) for r in records if r)  # type: ignore[arg-type]
+            differs = exact_differences(old, new, 0)
+            for text in (*differs.failures, *differs.notes):
+                yield Finding(sign="none", verdict="differs", subject=name, reason=text)
+
+
+def _elsewhere(found: Comparison, apart: Elsewhere) -> Iterator[Section]:
+    before, after = found.before, found.after
+    yield Section("Changes of order" if apart.reversals else "No change of order", [Text([
+        f"{before.name} is of {_machine(before)}, {after.name} of {_machine(after)}: times of"
+        " different machines are not divided",
+        *(sentence(
+            "{ahead} beats {behind} in {before} ({first}), {behind} beats {ahead} in {after}"
+            " ({second}): {label}",
+            ahead=r.ahead, behind=r.behind, before=before.name, after=after.name, label=r.label,
+            first=Value(r.ratios[0], "ratio"), second=Value(1 / r.ratios[1], "ratio"),
+        ) for r in apart.reversals),
+    ])])  # fmt: skip
+    if apart.slopes:
+        columns = {"impl": "implementation", "case": "case", "n": "n"}
+        yield Section("Growth with n", [
+            Text(["slopes of ln time over ln n, of the sizes that both have"]),
+            Table(columns=columns | _both("slope"), rows=[
+                (s.impl, s.label, f"{s.sizes[0]}–{s.sizes[-1]}",
+                 *(Value(x, "number") for x in s.exponents)) for s in apart.slopes
+            ]),
+        ])  # fmt: skip
+    common, names = shortened([f"{s.impl} {s.label}" for s in apart.standings])
+    parts: list[Part] = [Text([
+        f"all cells: {common}",
+        f"rank within the case; speed: time of {apart.baseline} / its time; share: of the rate of"
+        " a large matmul there",
+    ])]  # fmt: skip
+    columns = {"cell": "cell"} | _both("rank") | _both("speed") | _both("share")
+    rows: list[Sequence[Cell]] = [
+        (name, *(Value(x, "count") for x in s.ranks), *(Value(x, "ratio") for x in s.speeds),
+         *(Value(x, "share") for x in s.shares))
+        for name, s in zip(names, apart.standings, strict=True)
+    ]  # fmt: skip
+    spare = ("share_before", "share_after")
+    yield Section("Standings", [*parts, Table(columns=columns, rows=rows, spare=spare)])
+
+
+def _both(name: str) -> dict[str, str]:
+    return {f"{name}_before": f"{name} before", f"{name}_after": f"{name} after"}

@@ -1,0 +1,364 @@
+"""What a gate run found: verdicts on cells, controls, what was measured, and how."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from attnbench.base import units
+from attnbench.errors import ExitCode
+from attnbench.gate.decide.data import GateRun, Rules, Version
+from attnbench.gate.decide.outcome import VERDICTS, Outcome, Row, Verdict
+from attnbench.gate.decide.verdict import missing
+from attnbench.report.document import (
+    Cell,
+    Document,
+    Figure,
+    Finding,
+    Part,
+    Picture,
+    Section,
+    Sentence,
+    Sign,
+    Table,
+    Text,
+    Unit,
+    Value,
+    Words,
+    facts,
+    sentence,
+)
+from attnbench.report.labels import case_words, labels
+from attnbench.schema.record import Cell as MeasuredCell
+from attnbench.theory.flags import profile_command
+
+SIGNS: dict[Verdict, Sign] = {
+    "incorrect": "bad", "regressed": "bad", "inconclusive": "open", "not timed": "none",
+    "not comparable": "none", "improved": "better", "ok": "good",
+}  # fmt: skip
+COLUMNS = {
+    "impl": "", "case_id": "", "cell": "cell", "change": "change", "wins": "wins",
+    "verdict": "verdict",
+}  # fmt: skip
+READING = (
+    "Change: candidate / base − 1 in the metric named; of time the median over rounds (above 0:"
+    " slower), with its 95 % interval over rounds, of a suspect from its confirmation alone. Wins:"
+    " rounds beyond the margin, of all that decide; of an ok cell those below the threshold."
+)
+ROUNDS = (
+    "Each dot is one round's change in time, candidate / base − 1, from top to bottom in the order"
+    " they were measured: hollow ones (○) are of the screening, full ones (●) of the confirmation;"
+    " a × is a round that was discarded and counts for nothing. Under them the median of the rounds"
+    " that decide, with its 95 % interval. In the shaded margin nothing is a regression; the dashed"
+    " line is the slowdown that is found. What lies beyond the axis is drawn at its edge. The A/A"
+    " control must lie around 0, the positive control on the line."
+)
+_LIBRARIES = ("torch", "cuda", "driver", "python", "blas", "cpu_capability")  # said first
+SUITE = "attnbench gate"
+MOST_PROFILES = 3  # commands that are printed
+MOST_DIFFERENCES = 8  # of environments, in one line
+
+
+def document(run: GateRun, outcome: Outcome, file: Path | None = None) -> Document:
+    """All of a run; `file` is where its raw data lie, if it is stored."""
+    common, names = labels(run.cells)
+    rows = ordered(run, outcome)
+    found = [finding(name, row) for _, name, row in rows]
+    table = Table(
+        columns=COLUMNS, cut="cell",
+        rows=[(*_cells(name, row), of) for (_, name, row), of in zip(rows, found, strict=True)],
+    )  # fmt: skip
+    figure = Figure(
+        title="A dot for every round", reading=ROUNDS, draw=partial(_draw, run, outcome)
+    )
+    versions = _versions(run)
+    count = units.counted(len(rows), "cell")
+    counts = units.tally((row.verdict for row in outcome.rows), VERDICTS)
+    commands = [("why", line) for line in profiles(run, outcome)]
+    if file is not None:
+        commands.insert(0, ("replay", f"attnbench gate --replay {shlex.quote(str(file))}"))
+    return Document(
+        kind="gate", conclusion=_conclusion(outcome), exit_code=outcome.exit_code,
+        about=[*versions, sentence("{count}, {common}: {counts}", count=count, common=common,
+               counts=counts) if common else f"{count}: {counts}", *_measured(run)],
+        created=run.created, spent_s=_total_s(run), commands=commands,
+        facts={
+            **{of.name: Value(versions[i].partition(": ")[2])
+               for i, of in enumerate((run.base, run.candidate))},
+            **{name: Value(getattr(run.rules, name), "share")
+               for name in ("threshold", "margin", "alpha")},
+            "rounds": Value(_rounds(run)), "environment": Value(_machine(run)),
+        },
+        sections=[
+            Section("Cells", [
+                table, Text([READING], quiet=True),
+                *(replace(of, reason="") if of.sign == "good" else of for of in found),
+            ] if rows else []),
+            Section("Rounds", [figure] if run.rounds else []),
+            Section("Controls", list(_controls(run, outcome))),
+            Section("Counts and memory", folded=True, parts=list(_exact(run, names))),
+            Section("How it was measured", folded=True, parts=[
+                Text([_promise(run.rules), *_incidents(run, names), *(
+                    f"{of.name}: {f}" for of in (run.base, run.candidate) for f in of.files)]),
+                Section("Environment", folded=True, parts=[facts(run.environment)]),
+                Section("Options", folded=True, parts=[facts(run.options)]),
+            ]),
+        ],
+    )  # fmt: skip
+
+
+def ordered(run: GateRun, outcome: Outcome) -> list[tuple[int, str, Row]]:
+    """The cells with numbers and names, the worst verdict first; of equal ones the slowest."""
+    rows = zip(range(len(run.cells)), labels(run.cells)[1], outcome.rows, strict=True)
+    return sorted(rows, key=lambda of: (VERDICTS.index(of[2].verdict), -(of[2].ratio or 0.0)))
+
+
+def _conclusion(outcome: Outcome) -> Finding:
+    words: dict[ExitCode, tuple[Sign, str, str]] = {
+        ExitCode.OK: ("good", "passed", outcome.words),
+        ExitCode.FINDING: ("bad", "failed", outcome.words),
+        ExitCode.USAGE: ("none", outcome.words, ""),
+        ExitCode.INCONCLUSIVE: ("open", "not passed", outcome.words),
+        ExitCode.ENVIRONMENT: ("open", "not to be trusted", outcome.controls.untrusted or ""),
+    }
+    sign, verdict, reason = words[outcome.exit_code]
+    end = "the run"
+    return Finding(sign=sign, verdict=verdict, subject=end, reason=reason, test=(SUITE, end))
+
+
+def finding(name: str, row: Row) -> Finding:
+    """The verdict on a cell."""
+    figures = {"ratio": Value(row.ratio, "change", low=row.low, high=row.high)}
+    if row.wins is not None:
+        figures |= {"wins": Value(row.wins), "rounds": Value(row.rounds)}
+    return Finding(
+        sign=SIGNS[row.verdict], verdict=row.verdict, subject=name, reason=row.reason,
+        test=(row.cell.impl, case_words(row.cell)), figures=figures, notes=row.notes,
+    )  # fmt: skip
+
+
+def changed(row: Row) -> Value:
+    """The change that decides, with its metric and, of times, its interval; or the metric alone."""
+    if not row.changes:
+        return Value(None, "change")
+    first = row.changes[0]
+    low, high = (row.low, row.high) if first.metric == "time" else (None, None)
+    return Value(first.ratio, "change", low=low, high=high, of=first.metric)
+
+
+def wins(row: Row) -> str:
+    """`8/8`, of a verdict on times; else unknown."""
+    timed = not row.changes or row.changes[0].metric == "time"
+    return f"{row.wins}/{row.rounds}" if timed and row.wins is not None else units.UNKNOWN
+
+
+def _cells(name: str, row: Row) -> tuple[Cell, ...]:
+    case_id = row.cell.case.case_id if isinstance(row.cell, MeasuredCell) else ""
+    return row.cell.impl, case_id, name, changed(row), wins(row)
+
+
+def _draw(run: GateRun, outcome: Outcome, folder: Path) -> list[Picture]:
+    from attnbench.report import rounds  # matplotlib
+
+    return rounds.draw_all(run, outcome, folder)
+
+
+def _controls(run: GateRun, outcome: Outcome) -> Iterator[Finding]:
+    """What the positive control and the A/A control have shown."""
+    found, name = outcome.controls, "positive control"
+    signs: dict[bool | None, tuple[Sign, str, str]] = {
+        None: ("none", "not timed", "none, since no time was compared"),
+        True: ("good", "found", "was found: seen as {seen}, beyond the margin in {wins} of {rounds}"
+               " rounds"),
+        False: ("open", "not found", "was not found, so that passing says nothing: {missing}"),
+    }  # fmt: skip
+    sign, verdict, text = signs[found.found]
+    reason = sentence(
+        "a slowdown of {threshold} " + text, threshold=Value(run.rules.threshold, "share"),
+        seen=Value(found.planted_ratio, "change"), wins=Value(found.wins),
+        rounds=Value(found.rounds), missing=missing(run, found) if found.found is False else "",
+    )  # fmt: skip
+    yield Finding(sign=sign, verdict=verdict, subject=name, reason=reason, test=(SUITE, name))
+    name, text = "A/A control", "the base against itself: {null}"
+    sign, verdict = ("none", "not timed") if found.found is None else ("good", "quiet")
+    if found.untrusted:
+        sign, verdict, text = "open", "untrusted", text + "; not to be trusted: {why}"
+    null = Value(found.null_ratio, "change")
+    reason = sentence(text, null=null, why=found.untrusted or "")
+    yield Finding(sign=sign, verdict=verdict, subject=name, reason=reason, test=(SUITE, name))
+
+
+def _versions(run: GateRun) -> list[str]:
+    """What was held against what: `base: main (3f2a91c0d1)`; and if that is the same code."""
+    found = [_version(run.base, run.candidate), _version(run.candidate, run.base)]
+    if run.base.environment and run.candidate.environment:
+        return [*found, _environments(run)]
+    alike = ["every file that was loaded holds the same code in both versions"]
+    return found + alike * bool(run.options.get("loaded_alike"))
+
+
+def _environments(run: GateRun) -> str:
+    """How two environments differ: in their libraries, then in what else is installed in them."""
+    # Where both run in one interpreter, its facts were taken once.
+    before = _installed(run.base_environment or run.environment, run.base)
+    after = _installed(run.environment, run.candidate)
+    differing = [n for n, value in before.items() if n in after and after[n] != value]
+    words = [f"{n} {before[n]} → {after[n]}" for n in differing[:MOST_DIFFERENCES]]
+    if (more := len(differing) - MOST_DIFFERENCES) > 0:
+        words.append(f"{more} more packages")
+    for own, other, whose in ((before, after, "base"), (after, before, "candidate")):
+        if alone := len(own.keys() - other.keys()):
+            words.append(f"only in the {whose}: {units.counted(alone, 'package')}")
+    if not words:
+        return "both environments hold the same packages, of the same versions"
+    return f"the environments differ: {'; '.join(words)}"
+
+
+def _installed(known: Mapping[str, Any], version: Version) -> dict[str, Any]:
+    found = {name: known[name] for name in _LIBRARIES if known.get(name) is not None}
+    packages = version.environment.packages if version.environment else {}
+    return {**found, **{name: packages[name] for name in packages if name not in found}}
+
+
+def _version(of: Version, other: Version) -> str:
+    if of.environment is not None and of.ref is None and other.ref is None:
+        return f"{of.name}: {of.environment.label}"  # the code is the same
+    commit = (of.commit or "")[:10]
+    if of.ref is not None:
+        named = commit.startswith(of.ref[:10])
+        words = of.ref[:10] if named else f"{of.ref} ({commit})" if commit else of.ref
+    else:
+        words = f"the working tree at {commit}" if commit else f"the files in {of.root}"
+    where = f"{of.environment.label}; " if of.environment else ""
+    return f"{of.name}: {where}{words}{', with uncommitted changes' if of.dirty else ''}"
+
+
+def _promise(rules: Rules) -> Sentence:
+    """What the run set out to find, and how often it may be wrong."""
+    return sentence(
+        "A slowdown of {threshold} is found, or its cell stays open. What is slower by less than"
+        " the margin of {margin} is called a regression in at most {alpha} of runs, given"
+        " independent rounds and a bias within the margin.",
+        threshold=Value(rules.threshold, "share"),
+        margin=Value(rules.margin, "share"),
+        alpha=Value(rules.alpha, "share"),
+    )
+
+
+def _machine(run: GateRun) -> str:
+    """The machine in one line: `AMD EPYC · 1 thread · torch 2.13.0`."""
+    known = run.environment
+    threads = known.get("threads")
+    words = [
+        known.get("device_name") or known.get("device"),
+        units.counted(threads, "thread") if threads else None,
+        *(f"{name} {known[name]}" for name in ("torch", "attnbench") if known.get(name)),
+        units.moment(run.created) if run.created else None,
+    ]
+    return " · ".join(str(word) for word in words if word)
+
+
+def _total_s(run: GateRun) -> float:
+    """Wall seconds of the whole run: as it says itself, or all its parts."""
+    return run.spent.get("wall_s", sum(run.spent.values()))
+
+
+def _rounds(run: GateRun) -> str:
+    """`20 rounds: 8 screening, 12 confirmation; 2 more discarded`."""
+    stages = [found.stage for found in run.rounds if found.discarded is None]
+    names = {"screen": "screening", "confirm": "confirmation"}
+    parts = ", ".join(f"{stages.count(s)} {w}" for s, w in names.items() if s in stages)
+    discarded = len(run.rounds) - len(stages)
+    disturbed = sum("counted_despite" in found.facts for found in run.rounds)
+    return (
+        f"{units.counted(len(stages), 'round')}{': ' * bool(parts)}{parts}"
+        + f"; {discarded} more discarded" * bool(discarded)
+        + f"; {disturbed} of them disturbed, but counted" * bool(disturbed)
+    )
+
+
+def _measured(run: GateRun) -> list[Words]:
+    """The machine, how many rounds there were, and how long the run took, by its parts."""
+    parts = {k.removesuffix("_s"): v for k, v in run.spent.items() if k != "wall_s"}
+    text = "{count}; {total} of a budget of {budget}"
+    text += "; it ended before all was decided" * run.over_budget
+    text += ": " * bool(parts) + ", ".join(f"{name} {{{name}}}" for name in parts)
+    seconds = {"total": _total_s(run), "budget": run.rules.budget_s, **parts}
+    known = {name: Value(value, "s") for name, value in seconds.items()}
+    return [_machine(run), sentence(text, count=_rounds(run), **known)]
+
+
+def _incidents(run: GateRun, names: Sequence[str]) -> Iterator[str]:
+    """The rounds that were discarded or disturbed, and the cells without a time in one, and why."""
+    for number, seen in enumerate(run.rounds, start=1):
+        if seen.discarded is not None:
+            yield f"round {number}: discarded: {seen.discarded}"
+        elif "counted_despite" in seen.facts:
+            yield f"round {number}: disturbed, but counted: {seen.facts['counted_despite']}"
+        for cell, why in seen.failures.items():
+            yield f"round {number}: {names[cell]}: {why.process}: {why}"
+
+
+def profiles(run: GateRun, outcome: Outcome) -> list[str]:
+    """The commands that show which op makes the difference, of the cells that changed most."""
+    own: list[str] = []
+    if run.base.environment and run.candidate.environment:
+        for version in (run.base, run.candidate):
+            own += ["--python", version.environment.python] if version.environment else []
+    elif run.base.commit:
+        own += ["--base", run.base.commit[:12]]
+        for file in run.candidate.files:
+            own += ["--impl", os.path.relpath(file, run.candidate.root)]
+    files = [["--impl", str(version.ref)] for version in (run.base, run.candidate)]
+    rows = [
+        row
+        for row in outcome.rows
+        if row.verdict in ("regressed", "improved") and row.ratio is not None
+    ]
+    rows.sort(key=lambda row: -abs(math.log(row.ratio or 1.0)))
+    return [
+        f"{profile_command(row.cell.case, row.cell.impl)} {shlex.join(flags)}".rstrip()
+        for row in rows[:MOST_PROFILES]
+        for flags in (files if run.base.is_file else [own])
+        if isinstance(row.cell, MeasuredCell)
+    ]
+
+
+def _exact(run: GateRun, names: Sequence[str]) -> Iterator[Part]:
+    """What repeats exactly, of both versions; of a cell that failed its status alone."""
+    differing: list[tuple[Cell, ...]] = []
+    alike: list[tuple[Cell, ...]] = []
+    for number, name in enumerate(names):
+        both = [run.checks[number]["base"], run.checks[number]["candidate"]]
+        known: list[dict[str, Any]] = [
+            {"status": f"{of.status}: {of.reason}" if of.reason else of.status} | of.metrics
+            for of in both
+        ]
+        right = all(of.status == "ok" for of in both)
+        for metric in dict.fromkeys([*known[0], *known[1]]) if right else ("status",):
+            base, candidate = (of.get(metric) for of in known)
+            row = (name, metric, _exactly(base), _exactly(candidate))
+            (alike if base == candidate else differing).append(row)
+    columns = {"cell": "cell", "metric": "what", "base": "base", "candidate": "candidate"}
+    yield Text(
+        lines=["What repeats exactly is compared without statistics; each cell was checked and"
+               " counted once in each version."], quiet=True,
+    )  # fmt: skip
+    yield Table(columns=columns, rows=differing)
+    if not differing:
+        yield Text(["Nothing differs between the versions."])
+    if alike:
+        rows = [Table(columns=columns, rows=alike)]
+        yield Section("The same in both versions", rows, folded=True)
+
+
+def _exactly(value: Any) -> Value:
+    units_: dict[type, Unit] = {int: "count", float: "number"}
+    unit = units_.get(type(value), "text")
+    return Value(value if unit != "text" or value is None else str(value), unit=unit)

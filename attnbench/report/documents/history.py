@@ -1,0 +1,166 @@
+"""What a history of runs found: steps in the times of cells, and what came along with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from attnbench.analysis.history.series import VERDICTS, Found, Line, Series, Verdict
+from attnbench.base import units
+from attnbench.errors import ExitCode
+from attnbench.report.document import (
+    Cell,
+    Document,
+    Figure,
+    Finding,
+    Picture,
+    Section,
+    Sign,
+    Table,
+    Text,
+    Value,
+    changes,
+    sentence,
+)
+from attnbench.report.labels import shortened
+
+SIGNS: dict[Verdict, Sign] = {
+    "regression": "bad", "improvement": "better", "suspicious": "open", "no change": "good",
+    "insufficient data": "none",
+}  # fmt: skip
+PANELS = 24  # lines of a machine that are drawn
+READING = (
+    "A cell's time here is without what moved all cells of its run, and the other cells that it"
+    " took turns with: that is a line of its own. Runs taken apart cannot tell a change of the code"
+    " from one of the machine: ask attnbench gate."
+)
+SUSPICIOUS = (
+    "few runs: on one side, so far; environment: that change, below, came along; together: so did"
+    " other cells, which may be the machine"
+)
+PICTURES = (
+    "A dot is a run, in the order of time; a bar the level between two steps; what lies off the"
+    " scale is drawn at its edge. Coloured lines are steps: regression red, improvement blue,"
+    " suspicious yellow. Dashed lines are changes of the environment, by their number above."
+)
+STEP = {"since": "since", "change": "change", "runs": "runs"}
+
+
+def document(machines: Sequence[Series]) -> Document:
+    """All machines; the exit code is 0 whatever is found."""
+    verdicts = [[line.verdict for line in of.lines if line.kind == "cell"] for of in machines]
+    found = [verdict for own in verdicts for verdict in own]
+    sections = [list(_sections(series)) for series in machines]
+    if len(machines) > 1:
+        sections = [[
+            Section(f"{_heading(series)}: {units.tally(own, VERDICTS)}", parts)
+            for series, own, parts in zip(machines, verdicts, sections, strict=True)
+        ]]  # fmt: skip
+    return Document(
+        kind="history", exit_code=ExitCode.OK,
+        conclusion=Finding(
+            sign=next((SIGNS[of] for of in VERDICTS if of in found), "none"),
+            verdict=units.tally(found, VERDICTS), subject="the history",
+        ),
+        about=[_heading(series) for series in machines], sections=sections[0],
+    )  # fmt: skip
+
+
+def _sections(series: Series) -> list[Section]:
+    names = _names(series)
+    steps = [(line, one) for line in series.lines for one in line.found]
+    steps.sort(key=lambda pair: -abs(pair[1].step.log))
+    sure: list[Sequence[Cell]] = []
+    suspicious: list[Sequence[Cell]] = []
+    for line, one in steps:
+        if one.verdict == "suspicious":
+            suspicious.append((names[line], _why(series, one), *_step(series, one)))
+        else:
+            verdict = Finding(sign=SIGNS[one.verdict], verdict=one.verdict, subject=names[line])
+            sure.append((names[line], verdict, *_step(series, one)))
+    marks = [
+        Section(f"{number}: {_place(series, mark.at)}", [Text(changes(mark.facts))])
+        for number, mark in enumerate(series.marks, start=1)
+    ]
+    cells = [
+        (names[line], Finding(
+            sign=SIGNS[line.verdict], verdict=line.verdict, subject=names[line],
+            test=(line.name.split()[0], line.name),
+        )) for line in series.lines if line.kind == "cell"
+    ]  # fmt: skip
+    drawn = sorted(series.lines, key=lambda line: line.kind != "run")[:PANELS]
+    draw = partial(_draw, series, drawn, names)
+    left_out = len(series.lines) - len(drawn)
+    more = f" {left_out} more lines are not drawn." * bool(left_out)
+    figure = Figure(title="What changed most", reading=PICTURES + more, draw=draw)
+    tables = [
+        Table(columns={"cell": "cell", "verdict": "verdict"} | STEP, rows=sure, most=20),
+        Table(columns={"cell": "cell", "why": "why"} | STEP, rows=suspicious, most=8),
+        Table(columns={"cell": "cell", "verdict": "verdict"}, rows=cells),
+    ]
+    title = "Changed" if sure else "No cell is seen to have changed by itself"
+    found = [
+        Section(title, [Text([READING], quiet=True), tables[0]]),
+        Section("Suspicious", [Text([SUSPICIOUS], quiet=True), tables[1]] * bool(suspicious)),
+        Section("Changes of the environment", marks),
+        Section("What changed most", [figure]),
+        Section(f"All cells ({len(cells)})", tables[2:], folded=True),
+    ]
+    return [section for section in found if section.parts]
+
+
+def _step(series: Series, found: Found) -> tuple[Cell, ...]:
+    step, place = found.step, _place(series, found.at)
+    return place, Value(math.exp(step.log), "change"), f"{step.before}|{step.after}"
+
+
+def _place(series: Series, at: int) -> str:
+    """The day of a run, and its commit, or its name where that is unknown."""
+    run = series.runs[at]
+    dirty = "+" if run.dirty else ""
+    return f"{run.when:%Y-%m-%d} {run.commit[:7] + dirty if run.commit else run.run}"
+
+
+def _why(series: Series, found: Found) -> str:
+    """`few runs, environment 2, together`."""
+    number = f" {series.marks.index(found.mark) + 1}" if found.mark else ""
+    return ", ".join(word + number * (word == "environment") for word in found.why)
+
+
+def _names(series: Series) -> dict[Line, str]:
+    """The names of lines without the words that all cells share."""
+    cells = [line for line in series.lines if line.kind == "cell"]
+    common, own = shortened([line.name for line in cells])
+    names = dict(zip(cells, own, strict=True))
+    for line in series.lines:
+        if line.kind != "cell":
+            words = " ".join(w for w in line.name.split() if w not in common.split())
+            names[line] = f"all cells of {words or 'one group'}" if line.kind == "group" else words
+    return names
+
+
+def _heading(series: Series) -> str:
+    first, last = series.runs[0], series.runs[-1]
+    device, name, cores = last.machine
+    count = units.counted(len(series.runs), "run")
+    where = f"{name} ({device}, {cores} cores)"
+    return f"{count} on {where}, {first.when:%Y-%m-%d %H:%M} to {last.when:%Y-%m-%d %H:%M}"
+
+
+def _draw(
+    series: Series, lines: Sequence[Line], names: dict[Line, str], folder: Path
+) -> list[Picture]:
+    """The whole run, which moves all others, then what changed most."""
+    del folder  # they are in the page alone
+    from attnbench.report import panels  # matplotlib
+
+    return [
+        Picture(svg=svg, alt=f"{names[line]} over the runs: {line.verdict}", head=Finding(
+            sign=SIGNS[line.verdict], verdict=line.verdict, subject=names[line],
+            reason=sentence(", ".join(f"{{{i}}}" for i in range(len(line.found))), **{
+                str(i): Value(math.exp(of.step.log), "change") for i, of in enumerate(line.found)
+            }),
+        )) for line, svg in zip(lines, panels.draw_all(series, lines), strict=True)
+    ]  # fmt: skip

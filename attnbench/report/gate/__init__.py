@@ -1,1 +1,0 @@
-"""What a gate run found, on the terminal, as a page, Markdown and JUnit XML."""

@@ -1,0 +1,80 @@
+"""Panels of a history: a cell's times over the runs of a machine, and the steps found in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attnbench.analysis.history.series import Line, Series, Verdict
+from attnbench.base import units
+from attnbench.report import figures
+from attnbench.report.figures import INK, QUIET, Look
+
+SIZE = (4.2, 1.9)  # inches
+COLOURS: dict[Verdict, str] = {
+    "regression": "#b3261e", "improvement": "#0060a8", "suspicious": "#b8860b",
+}  # fmt: skip
+COMMON = Look(QUIET, "o")
+
+
+def draw_all(series: Series, lines: Sequence[Line]) -> list[bytes]:
+    """A panel for each of `lines`, as SVG."""
+    looks = figures.looks(line.name.split()[0] for line in lines if line.kind == "cell")
+    with mpl.rc_context(fname=figures.STYLE):
+        return [
+            figures.svg_of(_panel(series, line, looks.get(line.name.split()[0], COMMON)))
+            for line in lines
+        ]
+
+
+def _panel(series: Series, line: Line, look: Look) -> Figure:
+    figure = Figure(figsize=SIZE, dpi=figures.DPI)
+    ax = figure.add_axes((0.13, 0.17, 0.85, 0.72))
+    scale, unit = (1.0, "×")
+    if line.kind == "cell":
+        scale, unit = units.unit(float(np.median(line.values)), units.TIMES)
+    y = np.asarray(line.values) / scale
+    ends = [0, *(line.at.index(found.at) for found in line.found), len(y)]
+    parts = list(pairwise(ends))
+    levels = [float(np.median(y[a:b])) for a, b in parts]
+    low, high = np.quantile(y, (0.05, 0.95)).tolist()
+    low, high = min(low, *levels), max(high, *levels)
+    room = max(0.25 * (high - low), 0.03 * high)
+    low, high = low - room, high + room
+    ax.scatter(
+        line.at, np.clip(y, low, high), s=7, color=look.colour, marker=look.marker, linewidth=0,
+        alpha=0.55, clip_on=False, zorder=2,
+    )  # fmt: skip
+    for (a, b), level in zip(parts, levels, strict=True):
+        ax.hlines(level, line.at[a], line.at[b - 1], color=INK, linewidth=1.6, zorder=3)
+    for found in line.found:
+        ax.axvline(found.at - 0.5, color=COLOURS[found.verdict], linewidth=1.8, zorder=1.5)
+    for number, mark in enumerate(series.marks, start=1):
+        ax.axvline(mark.at - 0.5, color=QUIET, linewidth=0.9, linestyle=(0, (3, 3)), zorder=1)
+        ax.annotate(
+            str(number), (mark.at - 0.5, 1.0), xycoords=("data", "axes fraction"), fontsize=7,
+            color=QUIET, ha="center", va="bottom",
+        )  # fmt: skip
+    _axes(ax, series, (low, high), unit)
+    return figure
+
+
+def _axes(ax: Axes, series: Series, ends: tuple[float, float], unit: str) -> None:
+    last = len(series.runs) - 1
+    places = sorted({0, last // 3, 2 * last // 3, last} if last >= 6 else {0, last})
+    days = {run.when.date() for run in series.runs}
+    form = "%H:%M" if len(days) == 1 else "%Y-%m-%d" if len(days) > 300 else "%b %d"
+    ax.set_xticks(places, [f"{series.runs[at].when:{form}}" for at in places])
+    labels = ax.get_xticklabels()
+    labels[0].set_horizontalalignment("left")
+    labels[-1].set_horizontalalignment("right")
+    ax.set_xlim(-0.5, last + 0.5)
+    ax.set_ylim(*ends)
+    ax.locator_params(axis="y", nbins=4)
+    ax.tick_params(labelsize=8)
+    ax.set_title(unit, loc="left", fontsize=8, color=QUIET, pad=3)

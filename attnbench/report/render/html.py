@@ -1,0 +1,61 @@
+"""A document as a page that needs nothing but itself: figures inside, light and dark, in print."""
+
+from __future__ import annotations
+
+import base64
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+
+from attnbench.report.document import Document, Figure, Finding, Section, Table, Text
+from attnbench.report.render import written
+
+TEMPLATES = Path(__file__).parent  # document.html.jinja, and page.css which it includes
+
+
+def render(document: Document, folder: Path | None = None, failed: list[str] | None = None) -> str:
+    """The page; its figures are left in `folder`, if given.
+
+    One that cannot be drawn is a note on the page, and in `failed`: it hides no verdict.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        return template("document.html.jinja").render(
+            document=document, written=written, kind=_kind,
+            drawn=lambda figure: _drawn(figure, folder or Path(scratch), failed),
+        )  # fmt: skip
+
+
+def data_uri(svg: bytes) -> str:
+    """An SVG inside a page, which isolates it from the page's ids and styles."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode('ascii')}"
+
+
+def template(name: str, folder: Path = TEMPLATES) -> Template:
+    """A template of a page; what it is given is escaped, and must all be there."""
+    environment = Environment(
+        loader=FileSystemLoader([folder, TEMPLATES]), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    return environment.get_template(name)
+
+
+def _drawn(figure: Figure, folder: Path, failed: list[str] | None) -> dict[str, Any]:
+    try:
+        found = [
+            {"data": data_uri(picture.svg), "alt": written.clean(picture.alt), "head": picture.head}
+            for picture in figure.draw(folder)
+        ]
+    except Exception as err:
+        why = f"{figure.title}: cannot be drawn ({type(err).__name__}: {err!s:.200})"
+        if failed is not None:
+            failed.append(why)
+        return {"pictures": [], "note": why}
+    return {"pictures": found, "note": ""}
+
+
+def _kind(part: Any) -> str:
+    kinds = {Finding: "finding", Table: "table", Figure: "figure", Text: "text", Section: "section"}
+    return "facts" if isinstance(part, Mapping) else kinds[type(part)]

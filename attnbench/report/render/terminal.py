@@ -1,0 +1,94 @@
+"""A document on the terminal: its sections, then what was concluded, then what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import Console, RenderableType
+from rich.text import Text as Shown
+
+from attnbench.base import units
+from attnbench.report.document import Document, Figure, Finding, Part, Section, Table, Text, Value
+from attnbench.report.render import tables, written
+from attnbench.report.render.written import LOOKS
+
+
+def render(document: Document, to: Console | None = None) -> str:
+    """The text, ready to print on `to`, standard output unless given.
+
+    What is folded, and figures, are on the page alone.
+    """
+    to = to or tables.console()
+    parts: list[RenderableType] = [_line(written.words(line), to) for line in document.about]
+    parts += _sections(document.sections, to)
+    end = document.conclusion
+    text = f"{written.conclusion(end)} (exit code {int(document.exit_code)})"
+    parts += [
+        Shown(),
+        _line(text, to, f"bold {LOOKS[end.sign].style}".replace("bold bold", "bold")),
+    ]
+    parts += [
+        Shown(f"{f'{label}:':<8}{written.clean(command, whole=True)}", no_wrap=True)
+        for label, command in document.commands
+    ]
+    return tables.shown(*parts, to=to).lstrip("\n")
+
+
+def _sections(
+    sections: Sequence[Section], to: Console, before: str = "\n"
+) -> Iterator[RenderableType]:
+    for section in sections:
+        if section.folded:
+            continue
+        found = [part for parts in written.runs_of(section.parts) for part in _parts(parts, to)]
+        if found:
+            yield Shown(f"{before}{written.clean(section.title)}", style="bold")
+            yield from found
+
+
+def _parts(parts: Sequence[Part], to: Console) -> Iterator[RenderableType]:
+    match parts[0]:
+        case Finding():
+            for sign, subjects, why in written.reasons(parts):
+                line = _line(f"{LOOKS[sign].letter} {subjects}: {why}", to)
+                line.stylize(LOOKS[sign].style, 0, len(subjects) + 2)
+                yield line
+        case Table() as table:
+            yield from _table(table, to)
+        case Text(lines=lines, copy=copy, quiet=quiet):
+            for words in lines:
+                if copy:
+                    yield Shown(written.clean(str(words), whole=True), no_wrap=True)
+                else:
+                    bullet = "- " * (len(lines) > 1 and not quiet)
+                    yield _line(bullet + written.words(words), to, "dim" if quiet else "")
+        case Section() as inner:
+            yield from _sections([inner], to, "")
+        case Mapping() as facts:
+            for name, text in written.facts(facts).items():
+                yield _line(f"{name}: {text}", to)
+        case Figure() | Value():
+            pass
+
+
+def _table(table: Table, to: Console) -> Iterator[RenderableType]:
+    if not table.rows:
+        return
+    found = written.grid(table)
+    rows = [
+        [Shown(text, LOOKS[sign].style) if sign else text for text, sign in zip(*row, strict=True)]
+        for row in zip(found.rows, found.signs, strict=True)
+    ]
+    right = [head for head, number in zip(found.header, found.numbers, strict=True) if number]
+    whole = [head for head, sign in zip(found.header, found.signs[0], strict=True) if sign]
+    spare = [table.columns[name] for name in table.spare]
+    cut = table.columns.get(table.cut, "")
+    yield tables.grid(found.header, rows[: table.most], right, whole, spare, to, cut)
+    if (more := len(rows) - table.most) > 0:
+        yield Shown(f"… and {units.counted(more, 'more row')} on the page")
+
+
+def _line(text: str, to: Console, style: str = "") -> Shown:
+    """A line, broken between words; what goes on in another one hangs by two blanks."""
+    filled = units.filled(text, to.width, 2) if to.width < 10_000 else text
+    return Shown(filled, style, no_wrap=True)

@@ -1,0 +1,186 @@
+"""How values, verdicts and words are written: what all renderers share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from attnbench.base import units
+from attnbench.report.document import Cell, Finding, Part, Section, Sign, Table, Unit, Value, Words
+
+_NAMED = 8  # subjects of which the same is said
+
+
+class Look(NamedTuple):
+    """How a sign is shown: its letter, a style of the terminal, a class of the page."""
+
+    letter: str
+    style: str
+    page: str
+
+
+LOOKS: dict[Sign, Look] = {
+    "good": Look("✓", "green", "holds"),
+    "better": Look("↓", "cyan", "holds"),
+    "bad": Look("✗", "bold red", "refuted"),
+    "open": Look("?", "yellow", "inconclusive"),
+    "none": Look("–", "dim", "inconclusive"),
+}
+# Numbers in words (counts of a sentence) and text are as they are.
+_WRITE: dict[Unit, Callable[[Any], str]] = {
+    "number": units.digits, "count": units.count, "us": units.time, "s": units.seconds,
+    "bytes": units.size, "ratio": units.ratio, "change": units.change, "share": units.brief_percent,
+    "delta_us": units.delta(units.time), "delta_bytes": units.delta(units.size),
+    "tflops": units.flop_rate, "gbps": units.bandwidth,
+}  # fmt: skip
+_INTERVALS: dict[Unit, Callable[[Any, Any], str]] = {
+    "us": units.time_interval, "ratio": units.ratio_interval, "change": units.change_interval,
+}  # fmt: skip
+# What no page, XML file or terminal can show, or what turns the order of letters around: control
+# characters, marks of direction, halves of a pair, non-characters.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ud800-\udfff\ufffe\uffff]"
+)
+_LONG = re.compile(r"\S{161,}")  # a word: names of that length say nothing more
+
+
+def clean(text: str, *, whole: bool = False) -> str:
+    """The text on one line, without what cannot be shown; words of any length if `whole`."""
+    flat = _UNPRINTABLE.sub("", " ".join(text.split()))
+    return flat if whole else _LONG.sub(lambda word: f"{word[0][:80]}…{word[0][-79:]}", flat)
+
+
+def value(of: Value | str) -> str:
+    """A value in its unit, without its interval."""
+    if isinstance(of, str):
+        return clean(of)
+    if units.is_unknown(of.number):
+        return clean(of.of) or units.UNKNOWN
+    written = clean(str(of.number))
+    if not isinstance(of.number, str) and of.unit in _WRITE:
+        written = _WRITE[of.unit](of.number)
+    return clean(f"{of.of} {written}") if of.of else written
+
+
+def interval(of: Cell) -> str:
+    """The interval of a value; where there is none, unknown."""
+    if not isinstance(of, Value) or of.unit not in _INTERVALS:
+        return units.UNKNOWN
+    return _INTERVALS[of.unit](of.low, of.high)
+
+
+def words(of: Words) -> str:
+    """A sentence with its figures, each with its interval where it has one."""
+    if isinstance(of, str):
+        return clean(of)
+
+    def figure(found: re.Match[str]) -> str:
+        if (known := of.figures.get(found[1])) is None:
+            return found[0]
+        ends = f" ({interval(known)})" if None not in (known.low, known.high) else ""
+        return value(known) + ends
+
+    return clean(re.sub(r"\{(\w+)\}", figure, of.text))
+
+
+def verdict(of: Finding) -> str:
+    """`✗ regressed`."""
+    return f"{LOOKS[of.sign].letter} {clean(of.verdict)}"
+
+
+def conclusion(of: Finding) -> str:
+    """`✗ failed: 1 regressed`."""
+    return f"{verdict(of)}: {words(of.reason)}" if of.reason else verdict(of)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table as texts: of the cells with intervals two columns are made."""
+
+    header: list[str]
+    rows: list[list[str]]
+    numbers: list[bool]  # by column
+    signs: list[list[Sign | None]]  # by row and column
+
+
+def grid(table: Table) -> Grid:
+    """The columns that people see."""
+    shown = [i for i, head in enumerate(table.columns.values()) if head]
+    heads, cells = list(table.columns.values()), [list(row) for row in table.rows]
+    header: list[str] = []
+    numbers: list[bool] = []
+    columns: list[list[tuple[str, Sign | None]]] = []
+    for i in shown:
+        column = [row[i] for row in cells]
+        header.append(heads[i])
+        units_of = {of.unit for of in column if isinstance(of, Value)}
+        numbers.append(bool(units_of - {"text"}))
+        columns.append(
+            [(verdict(c), c.sign) if isinstance(c, Finding) else (value(c), None) for c in column]
+        )
+        if any(isinstance(of, Value) and of.low is not None for of in column):
+            header.append(table.interval)
+            numbers.append(True)
+            columns.append([(interval(of), None) for of in column])
+    rows = [list(row) for row in zip(*columns, strict=True)]
+    return Grid(
+        header, [[text for text, _ in row] for row in rows], numbers,
+        [[sign for _, sign in row] for row in rows],
+    )  # fmt: skip
+
+
+class Reason(NamedTuple):
+    """Why some subjects have their verdict, or a note on them."""
+
+    sign: Sign
+    subjects: str
+    why: str
+
+
+def reasons(parts: Iterable[Part]) -> list[Reason]:
+    """What findings say beside their verdicts; subjects that share it are named together."""
+    sharing: dict[tuple[Sign, str], list[str]] = {}
+    for of in parts:
+        if isinstance(of, Finding):
+            found = [(of.sign, words(of.reason))] if of.reason else []
+            for key in (*found, *(("none", f"note: {clean(note)}") for note in of.notes)):
+                sharing.setdefault(key, []).append(clean(of.subject))  # type: ignore[arg-type]
+    return [Reason(sign, listed(names), why) for (sign, why), names in sharing.items()]
+
+
+def listed(names: Sequence[str]) -> str:
+    """`a, b, c and 12 more`."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def runs_of(parts: Sequence[Part]) -> list[list[Part]]:
+    """The parts with findings that follow each other in one list, all others in their own."""
+    found: list[list[Part]] = []
+    for part in parts:
+        if found and isinstance(part, Finding) and isinstance(found[-1][0], Finding):
+            found[-1].append(part)
+        else:
+            found.append([part])
+    return found
+
+
+def facts(known: Mapping[str, Value]) -> dict[str, str]:
+    """Facts as texts, by name."""
+    return {clean(name): value(of) for name, of in known.items()}
+
+
+def tests(sections: Iterable[Part]) -> dict[tuple[str, str], Finding]:
+    """The findings that are tests, in tables and beside them, by class and name."""
+    found: dict[tuple[str, str], Finding] = {}
+    for part in sections:
+        match part:
+            case Section(parts=parts):
+                found |= tests(parts) | found
+            case Table(rows=rows):
+                found |= tests(c for row in rows for c in row if isinstance(c, Finding)) | found
+            case Finding(test=(group, name)):
+                found.setdefault((group, name), part)
+    return found
