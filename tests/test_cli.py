@@ -101,9 +101,7 @@ WRONG_SWEEPS = {
     "no GPU for its preset": (["--preset", "gpu"], ["no CUDA device", "--device cpu"]),
     "name with a separator": (["--name", "a/b"], ["--name", "'a/b'"]),
     "name that means something": (["--name", "latest"], ["--name"]),
-    "resume of nothing": (["--resume", "gone"], ["no run 'gone'"]),
     "resume of the latest of none": (["--resume", "latest"], ["no run in results yet"]),
-    "resume of the one before none": (["--resume", "previous"], ["no run in results yet"]),
 }  # fmt: skip
 
 

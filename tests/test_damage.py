@@ -183,7 +183,6 @@ def test_what_is_no_file_of_ours_is_one_line(cli, assert_refused, tmp_path):
         for command in wrong:
             assert_refused(cli(*command))
     assert cli("export", "latest", "--output", tmp_path).exit_code == 0
-    assert_refused(cli("export", "small", "--output", tmp_path), "no run 'small'", "runs: ")
 
 
 @pytest.mark.parametrize("text", ["x" * 300, "/".join("x" * 300), "a\0b"])

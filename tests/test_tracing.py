@@ -287,7 +287,6 @@ def test_on_a_gpu_each_phase_is_a_range_and_only_the_calls_are_captured(tmp_path
     (["naive", "sdpa", "--base", "HEAD"], ["--python", "--base"]),
     (["naive", "--base", "HEAD"], ["--base", "--impl FILE"]),
     (["naive", "--python", "/no/python"], ["--python /no/python", "cannot be run"]),
-    (["naive", "--from", "nowhere"], ["no run 'nowhere'"]),
 ])  # fmt: skip
 def test_what_cannot_be_profiled_is_one_line_and_writes_nothing(
     cli, assert_refused, tmp_path, monkeypatch, arguments, says

@@ -129,7 +129,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
             )
         places = Path(text), output / text
         for place, each in itertools.product(places, (kind, *others)):
-            if (found := cls._at(place, each)) is not None:
+            if (found := cls._at(place, each, any_name=not others)) is not None:
                 return found
         for place in filter(os.path.isdir, places):
             raise StoreError(f"{place} is not a {noun}: no {kind.file}")
@@ -138,15 +138,13 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
         raise StoreError(f"no {noun} '{text}' in {output}{nearest(text, names)}; {noun}s: {listed}")
 
     @classmethod
-    def _at(cls, place: Path, kind: Kind) -> Self | None:
+    def _at(cls, place: Path, kind: Kind, any_name: bool) -> Self | None:
+        names = [kind.file, kind.journal] if kind.alone and kind.journal else [kind.file]
         # Unlike those of Path, these functions are False where a name is too long.
-        ours = place.name == kind.file or (kind.alone and place.suffix.startswith(".json"))
-        if ours and os.path.isfile(place):
+        if (place.name in names or (any_name and kind.alone)) and os.path.isfile(place):
             return cls(kind, place.parent, place)
-        for name in (kind.file, kind.journal) if kind.alone and kind.journal else (kind.file,):
-            if os.path.exists(place / name):
-                return cls(kind, place, place / name)
-        return None
+        there = (place / name for name in names if os.path.exists(place / name))
+        return next((cls(kind, place, file) for file in there), None)
 
     @classmethod
     def all_in(cls, kind: Kind, output: Path) -> list[Self]:
