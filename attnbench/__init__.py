@@ -48,9 +48,9 @@ def load(
         UnknownNameError: the run has no implementation called `baseline`.
     """
     from attnbench.analysis.table import load as load_table
-    from attnbench.execution.store import find_run, load_run
+    from attnbench.store.folder import SWEEP, RunFolder
 
-    return load_table(load_run(find_run(str(run), Path(output))), baseline)
+    return load_table(RunFolder.find(str(run), Path(output), SWEEP).path, baseline)
 
 
 def sweep(

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.base.jsontext import sealed
-from attnbench.execution.store import RunWriter
 from attnbench.schema.case import Case, Mask, Pass, Position, parse_mask, parse_position
 from attnbench.schema.record import SCHEMA, Cell, Record, Sample
+from attnbench.store.runs import new_run
 
 CPU = {
     "device": "cpu", "device_name": "AMD EPYC 9B14", "cores": 2, "threads": 2,
@@ -69,9 +69,9 @@ def write_run(
 ) -> Path:
     """Write a run as the store does, and return its folder."""
     kept = list(records)
-    with RunWriter.create(folder, name, run_info(name, kept) | (info or {})) as writer:
-        writer.append(*kept)
-        return writer.path
+    with new_run(folder, name, run_info(name, kept) | (info or {})) as made:
+        made.append(*(record.to_line() for record in kept))
+        return made.path
 
 
 def edit(file: Path, change: Callable[[Any], Any]) -> None:

@@ -13,8 +13,8 @@ from attnbench.analysis import notes
 from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.notes import doubt_sentence
 from attnbench.analysis.table import load, rope_cost, to_csv, to_json, to_parquet
-from attnbench.execution.store import Run, load_run
 from attnbench.schema.case import Case
+from attnbench.store.runs import Run, load_run
 from tests import synthetic
 
 DESIGNED = """

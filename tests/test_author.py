@@ -18,8 +18,8 @@ from attnbench.analysis import notes
 from attnbench.api import IMPLEMENTATIONS, loader
 from attnbench.cli.sweep import sweep
 from attnbench.errors import UsageError
-from attnbench.execution.store import load_run
 from attnbench.planning.plan import chosen
+from attnbench.store.runs import load_run
 from tests.repositories import kernel, write
 
 # The example of the design, with a body.

@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 
 from attnbench.analysis.table import load, rope_cost
-from attnbench.execution.store import load_run
 from attnbench.report import roofline
 from attnbench.report.charts import CHARTS, pages, with_rate_interval, with_recurrent
 from attnbench.report.figures import looks
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
+from attnbench.store.runs import load_run
 from tests import synthetic
 
 MEASURED = {

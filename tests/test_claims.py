@@ -15,10 +15,10 @@ import pytest
 from attnbench.analysis.claims.judging import Cells, agrees, exit_code, finding, judged
 from attnbench.analysis.claims.statement import Formula, Relation, read
 from attnbench.errors import UnknownNameError, UsageError
-from attnbench.execution.store import Run, load_run
 from attnbench.schema.case import Case
 from attnbench.schema.finding import Finding
 from attnbench.schema.record import Record
+from attnbench.store.runs import Run, load_run
 from tests import synthetic
 from tests.conftest import Cli, Refused
 

@@ -24,9 +24,9 @@ from attnbench.cli.options import wrapped
 from attnbench.errors import UsageError
 from attnbench.execution.checks import CheckResult
 from attnbench.execution.events import Events, Working
-from attnbench.execution.store import RECORDS, load_info, write_info
 from attnbench.planning.battery import battery
 from attnbench.schema.messages import Catalogue
+from attnbench.store.runs import INFO, RECORDS
 from tests import synthetic
 from tests.conftest import COMMAND, environment, exported, run_script, yielding
 
@@ -102,9 +102,7 @@ WRONG_SWEEPS = {
     "no GPU for its preset": (["--preset", "gpu"], ["no CUDA device", "--device cpu"]),
     "name with a separator": (["--name", "a/b"], ["--name", "'a/b'"]),
     "name that means something": (["--name", "latest"], ["--name"]),
-    "resume of nothing": (["--resume", "gone"], ["no run 'gone'"]),
     "resume of the latest of none": (["--resume", "latest"], ["no run in results yet"]),
-    "resume of the one before none": (["--resume", "previous"], ["no run in results yet"]),
 }  # fmt: skip
 
 
@@ -482,8 +480,8 @@ def test_the_latest_run_is_resumed_in_the_folder_that_output_names(cli, assert_r
     for name in ("whole", "half"):
         cli("sweep", "--seq-lens", "8,16", "--impls", "sdpa", "--name", name, *there)
     whole, half = tmp_path / "there" / "whole", tmp_path / "there" / "half"
-    for folder, created in ((whole, "2026-01-01"), (half, "2026-01-02")):
-        write_info(folder, load_info(folder) | {"created": created})
+    synthetic.edit(whole / INFO, lambda info: info | {"created": "2026-01-01"})
+    synthetic.edit(half / INFO, lambda info: info | {"created": "2026-01-02"})
     lines = (half / RECORDS).read_text().splitlines(keepends=True)
     (half / RECORDS).write_text(lines[0])
     assert_refused(cli("sweep", "--resume", "latest"), "no run in results yet")

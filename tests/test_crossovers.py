@@ -11,9 +11,9 @@ from msgspec import structs
 
 from attnbench.analysis.crossovers import Crossover, crossings, crossovers
 from attnbench.analysis.scaling.results import Uncertain
-from attnbench.execution.store import Run
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
+from attnbench.store.runs import Run
 from tests import synthetic
 
 SIZES = (128, 256, 512, 1024, 2048, 4096)

@@ -18,9 +18,9 @@ import pytest
 from attnbench.base.jsontext import checksum
 from attnbench.errors import StoreError
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.store import INFO, PLAN, RECORDS, RunWriter, load_run
-from attnbench.schema.case import Case
 from attnbench.schema.record import Record
+from attnbench.store.folder import SWEEP, RunFolder
+from attnbench.store.runs import INFO, PLAN, RECORDS, load_run, new_run
 from tests import hostile, synthetic
 from tests.conftest import COMMAND, TINY, environment, exported, lives, run_attnbench, wait_until
 from tests.hostile import HARMLESS
@@ -247,8 +247,8 @@ def test_what_was_killed_from_outside_is_measured_anew_if_asked_for(
     for part in load_run(run).parts:
         if (status := fates.get(part.cell.case.seq_len)) and part.process == processes - 1:
             failed = synthetic.failed(part.cell.case, "naive", status, "killed")
-            with RunWriter(run) as writer:
-                writer.append(dataclasses.replace(failed, process=part.process))
+            with RunFolder(SWEEP, run) as folder:
+                folder.append(dataclasses.replace(failed, process=part.process).to_line())
 
     def statuses() -> dict[int, str]:
         return {r.cell.case.seq_len: r.status for r in load_run(run).records}
@@ -304,22 +304,12 @@ def test_a_full_disk_is_one_line_and_the_records_so_far_are_intact(
     assert {file.name for file in (tmp_path / "r").iterdir()} == {INFO, PLAN, RECORDS}
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_what_could_not_be_written_is_not_tried_again_on_closing(tmp_path):
-    writer = RunWriter(tmp_path)
-    with Path("/dev/full").open("ab") as full:
-        os.dup2(full.fileno(), writer._file.fileno())
-    with pytest.raises(StoreError, match="No space left"):
-        writer.append(synthetic.ok(Case(seq_len=8), "naive"))
-    writer.close()
-
-
 def test_records_of_a_run_that_was_removed_are_not_taken_for_stored(tmp_path):
-    with RunWriter.create(tmp_path, "r", {}) as writer:
-        writer.append(synthetic.ok(Case(seq_len=8), "naive"))
-        shutil.rmtree(writer.path)
+    with new_run(tmp_path, "r", {}) as folder:
+        folder.append("a line")
+        shutil.rmtree(folder.path)
         with pytest.raises(StoreError, match="was removed while it was written to"):
-            writer.append(synthetic.ok(Case(seq_len=16), "naive"))
+            folder.append("another")
 
 
 @pytest.mark.slow

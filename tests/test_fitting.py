@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_leaves
 from attnbench.api import IMPLEMENTATIONS, Estimate, attention
 from attnbench.api.loader import load_built_in
 from attnbench.errors import UsageError
-from attnbench.execution.store import load_run
 from attnbench.machine import facts, host
 from attnbench.schema.case import Case, parse_mask
 from attnbench.schema.record import Cell, Record
+from attnbench.store.runs import load_run
 from attnbench.theory.pruning import Pruning
 from attnbench.worker import catalogue as module
 from attnbench.worker.catalogue import fitting

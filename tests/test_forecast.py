@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.store import RECORDS, load_run
 from attnbench.planning.forecast import balanced
 from attnbench.schema.record import Cell
+from attnbench.store.runs import RECORDS, load_run
 from tests.conftest import TINY, Cli
 
 

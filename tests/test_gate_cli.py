@@ -150,6 +150,8 @@ def test_what_nobody_foresaw_is_no_finding_and_leaves_its_rounds(
     error = result.stderr.splitlines()[-1]
     assert error.startswith("Error: internal error: KeyError: 3; please report it, and attach /")
     assert "in broken" in Path(error.partition("attach ")[2]).read_text()
+    kept = "the rounds so far are kept; decide from them: attnbench gate --replay results/r"
+    assert kept in result.stderr
     assert load_gate(Path("results/r")).rounds == imagined.run.rounds
 
 

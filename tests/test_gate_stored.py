@@ -12,13 +12,12 @@ import pytest
 from attnbench.errors import StoreError
 from attnbench.gate.decide.stored import (
     NAME,
-    find_gate,
-    folder_of_gate,
     keep_round,
     load_gate,
     write_gate,
 )
 from attnbench.gate.decide.verdict import decide
+from attnbench.store.folder import GATE, SWEEP, RunFolder
 from tests import gate_runs, synthetic
 
 KINDS = gate_runs.the_kinds()
@@ -33,12 +32,12 @@ def written(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_survives_its_file_and_is_decided_alike(kind, tmp_path):
     run = KINDS[kind]
-    (tmp_path / "kept").mkdir()
     again = load_gate(write_gate(tmp_path, run, decide(run)))
     assert again == run
     assert decide(again) == decide(run)
-    for found in run.rounds:
-        keep_round(tmp_path / "kept", replace(run, rounds=()), found)
+    with RunFolder.create(GATE, tmp_path, "kept") as folder:
+        for found in run.rounds:
+            keep_round(folder, replace(run, rounds=()), found)
     if run.rounds:
         assert load_gate(tmp_path / "kept") == run
 
@@ -47,21 +46,22 @@ def test_a_run_is_found_by_file_folder_name_and_as_the_latest(tmp_path):
     old, new = KINDS["clean"], replace(KINDS["clean"], created="2026-12-01T00:00:00+00:00")
     files = {name: write_gate(tmp_path / name, run, decide(run))
              for name, run in (("b-new", new), ("c-old", old))}  # fmt: skip
-    for text in (files["c-old"], files["c-old"].parent):
-        assert find_gate(str(text), Path("elsewhere")) == files["c-old"]
-        assert folder_of_gate(str(text), Path("elsewhere")) == files["c-old"].parent
-    assert find_gate("c-old", tmp_path) == files["c-old"]
-    assert find_gate("latest", tmp_path) == files["b-new"]
-    assert find_gate("previous", tmp_path) == files["c-old"]
+    nowhere = Path("elsewhere")
+    for text, output, name in (
+        (files["c-old"], nowhere, "c-old"), (files["c-old"].parent, nowhere, "c-old"),
+        ("c-old", tmp_path, "c-old"), ("latest", tmp_path, "b-new"),
+        ("previous", tmp_path, "c-old"),
+    ):  # fmt: skip
+        assert RunFolder.find(str(text), output, GATE).file == files[name]
     assert load_gate(Path("b-new"), tmp_path).created.startswith("2026-12")
-    with pytest.raises(StoreError, match="did you mean 'b-new'"):
-        find_gate("b-neww", tmp_path)
+    with pytest.raises(StoreError, match=r"no gate run 'b-neww' in .*did you mean 'b-new'"):
+        RunFolder.find("b-neww", tmp_path, GATE)
+    assert RunFolder.find("c-old", tmp_path, SWEEP, GATE).kind is GATE
     (tmp_path / "c-old" / "run.json").write_text("{}")
-    files["c-old"].rename(tmp_path / "gate.json")
-    with pytest.raises(StoreError, match="no gate run 'previous'"):
-        find_gate("previous", tmp_path)
-    (tmp_path / "gate.json").rename(files["c-old"])
-    assert folder_of_gate("c-old", tmp_path) is folder_of_gate("d", tmp_path) is None
+    assert RunFolder.find("c-old", tmp_path, SWEEP, GATE).kind is SWEEP
+    files["c-old"].unlink()
+    with pytest.raises(StoreError, match=f"only b-new in {tmp_path} yet; make one with: attnbench"):
+        RunFolder.find("previous", tmp_path, GATE)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from attnbench.analysis.history import entries, series
 from attnbench.analysis.history.entries import CellLine, Entry
 from attnbench.analysis.history.steps import Rules, steps
 from attnbench.errors import StoreError, UsageError
-from attnbench.execution.store import load_run
 from attnbench.schema.case import Case
+from attnbench.store.runs import load_run
 from tests.synthetic import failed, ok, write_run
 
 HERE = {"device": "cpu", "device_name": "AMD EPYC", "cores": 2, "torch": "2.13.0"}

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from attnbench.analysis.table import load
-from attnbench.execution.store import Run
 from attnbench.machine import limits
 from attnbench.schema.case import Case
+from attnbench.store.runs import Run
 from tests import synthetic
 
 MEASURED = {

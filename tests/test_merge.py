@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from attnbench.base.units import parse_shard
 from attnbench.errors import UsageError
-from attnbench.execution.store import INFO, RECORDS, load_run
 from attnbench.planning.plan import Axes, Plan, cell_s, expand, make_plan, sharded
 from attnbench.schema.record import Cell
+from attnbench.store.runs import INFO, RECORDS, load_run
 from tests import synthetic
 from tests.conftest import TINY, Cli
 

@@ -9,8 +9,9 @@ import pytest
 
 from attnbench.analysis.table import load
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.store import RECORDS, Run, load_info, load_run, write_info
 from attnbench.schema.record import Cell, Record
+from attnbench.store.runs import INFO, RECORDS, Run, load_run
+from tests import synthetic
 from tests.conftest import Cli
 
 pytestmark = pytest.mark.usefixtures("imagined_worker")
@@ -29,8 +30,10 @@ def elsewhere(cli: Cli, tmp_path: Path) -> Path:
 
 
 def changed(path: Path, **facts: object) -> None:
-    info = load_info(path)
-    write_info(path, info | {"environment": info["environment"] | facts})
+    def change(info):
+        return info | {"environment": info["environment"] | facts}
+
+    synthetic.edit(path / INFO, change)
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from attnbench.analysis.scaling.model import presence
 from attnbench.analysis.scaling.results import ModelFit
 from attnbench.analysis.scaling.series import Laws
 from attnbench.analysis.scaling.series import measured as cells_of
-from attnbench.execution.store import Run
 from attnbench.schema.case import Case
+from attnbench.store.runs import Run
 from attnbench.theory.law import parse
 from tests import synthetic
 

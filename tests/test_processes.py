@@ -7,11 +7,11 @@ import pytest
 
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.store import RECORDS, load_run
 from attnbench.execution.supervision import Supervision
 from attnbench.planning.plan import Job
 from attnbench.schema.case import Case
 from attnbench.schema.messages import CellMeasured
+from attnbench.store.runs import RECORDS, load_run
 from tests import synthetic
 from tests.conftest import TINY, Cli, exported
 

@@ -13,9 +13,9 @@ from attnbench.analysis.leads import MOST, leads
 from attnbench.analysis.ratios import baseline_of
 from attnbench.analysis.table import load
 from attnbench.errors import UnknownNameError
-from attnbench.execution.store import Run, load_run
 from attnbench.schema.case import Case, parse_mask
 from attnbench.schema.record import Record
+from attnbench.store.runs import Run, load_run
 from tests import synthetic
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -21,10 +21,10 @@ from attnbench.errors import UsageError
 from attnbench.execution.cluster import RayRunner, _connected, _staged
 from attnbench.execution.events import Warned
 from attnbench.execution.process import Settings
-from attnbench.execution.store import load_run
 from attnbench.planning.plan import Job
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record
+from attnbench.store.runs import load_run
 from tests import synthetic
 from tests.conftest import (
     COMMAND,

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,12 +13,13 @@ import pytest
 from attnbench.cli import options, progress
 from attnbench.execution.events import Total, Warned, Working, follow
 from attnbench.execution.session import SweepRequest, resume, sweep
-from attnbench.execution.store import RECORDS, RunWriter, load_info, load_run, write_info
 from attnbench.gate.decide.verdict import decide
 from attnbench.planning.plan import Axes
 from attnbench.report import files
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
+from attnbench.store.folder import SWEEP, RunFolder
+from attnbench.store.runs import INFO, RECORDS, load_info, load_run
 from tests import synthetic
 from tests.conftest import COMMAND, TINY, environment, yielding
 from tests.gate_runs import a_run
@@ -113,7 +113,8 @@ def test_a_record_is_on_disk_before_it_is_shown_and_who_stops_there_can_go_on(tm
     first = next(event for event in events if isinstance(event, Record))
     assert load_run(tmp_path / "r").records == [first]
     events.close()
-    records = load_run(follow(resume(tmp_path / "r"))).records
+    follow(resume(RunFolder(SWEEP, tmp_path / "r")))
+    records = load_run(tmp_path / "r").records
     assert [record.status for record in records] == ["ok", "ok"]
 
 
@@ -127,17 +128,16 @@ def test_what_another_process_wrote_until_it_ended_is_kept_by_the_one_that_goes_
     assert path is not None
     *first, last = (path / RECORDS).read_text().splitlines(keepends=True)
     (path / RECORDS).write_text("".join(first))
-    locked = RunWriter.__init__
+    lock = RunFolder.lock
 
-    def ends_now(writer: RunWriter, folder: Path) -> None:
+    def ends_now(folder: RunFolder) -> RunFolder:
         with (path / RECORDS).open("a") as records:
             records.write(last)
-        info = load_info(path)
-        write_info(path, info | {"spent": {**info["spent"], "samples": 77.0}})
-        locked(writer, folder)
+        synthetic.edit(path / INFO, lambda i: i | {"spent": {**i["spent"], "samples": 77.0}})
+        return lock(folder)
 
-    monkeypatch.setattr(RunWriter, "__init__", ends_now)
-    follow(resume(path), events.append)
+    monkeypatch.setattr(RunFolder, "lock", ends_now)
+    follow(resume(RunFolder(SWEEP, path)), events.append)
     assert not [event for event in events if isinstance(event, Record)]
     assert load_info(path)["spent"]["samples"] == 77.0
 

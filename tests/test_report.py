@@ -12,11 +12,11 @@ from rich.console import Console
 
 from attnbench.base import units
 from attnbench.cli.sweep import _print_summary
-from attnbench.execution.store import load_run
 from attnbench.report import figures
 from attnbench.report.pages import write_report
 from attnbench.report.render import tables
 from attnbench.schema.case import PASSES, Case
+from attnbench.store.runs import load_run
 from tests import synthetic
 from tests.conftest import environment
 

@@ -14,10 +14,10 @@ from attnbench.analysis.scaling import scaling
 from attnbench.analysis.scaling.results import ExactFit, Scaling, Series
 from attnbench.analysis.scaling.series import Laws, all_series, measured
 from attnbench.api import IMPLEMENTATIONS, attention, core_flops
-from attnbench.execution.store import Run
 from attnbench.schema.case import Case, Device
 from attnbench.schema.finding import COSTS
 from attnbench.schema.record import Record, Sample, merged
+from attnbench.store.runs import Run
 from tests import synthetic
 from tests.conftest import probed
 

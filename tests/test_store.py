@@ -5,12 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from attnbench.base.files import cache_folder, make_folder
+from attnbench.base.files import cache_folder
 from attnbench.base.jsontext import sealed
 from attnbench.errors import StoreError
-from attnbench.execution.store import RunWriter, load_run
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record, Sample
+from attnbench.store.folder import GATE, SWEEP, RunFolder
+from attnbench.store.runs import load_run, new_run
 
 
 def record(n: int = 64, impl: str = "naive") -> Record:
@@ -25,7 +26,7 @@ def record(n: int = 64, impl: str = "naive") -> Record:
 
 @pytest.fixture
 def writer(tmp_path):
-    with RunWriter.create(tmp_path, "r", {"created": "2026-01-01T00:00:00+00:00"}) as opened:
+    with new_run(tmp_path, "r", {"created": "2026-01-01T00:00:00+00:00"}) as opened:
         yield opened
 
 
@@ -66,15 +67,13 @@ def test_nan_cannot_be_stored():
 
 @pytest.mark.parametrize("cut", [1, 40, 200])
 def test_a_run_killed_in_mid_write_loads_and_continues(writer, cut):
-    writer.append(record())
-    writer.append(record(128))
+    writer.append(record().to_line(), record(128).to_line())
     writer.close()
     file = writer.path / "records.jsonl"
     file.write_bytes(file.read_bytes()[:-cut])
     assert load_run(writer.path).records == [record()]
-    with RunWriter(writer.path) as again:
-        again.cut_torn()
-        again.append(record(256))
+    with writer.lock() as again:
+        again.append(record(256).to_line())
     assert load_run(writer.path).records == [record(), record(256)]
 
 
@@ -82,8 +81,8 @@ def test_unnamed_runs_that_begin_in_the_same_moment_have_folders_of_their_own(
     tmp_path, monkeypatch
 ):
     moment = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
-    monkeypatch.setattr("attnbench.base.files.datetime", SimpleNamespace(now=lambda _: moment))
-    names = [make_folder(tmp_path, None, "gate-").name for _ in range(3)]
+    monkeypatch.setattr("attnbench.store.folder.datetime", SimpleNamespace(now=lambda _: moment))
+    names = [RunFolder.create(GATE, tmp_path, None).path.name for _ in range(3)]
     assert names == [f"gate-20260102-030405-678{more}" for more in ("", "-2", "-3")]
 
 
@@ -108,9 +107,9 @@ def test_a_record_with_numbers_that_cannot_be_is_refused(part, change):
 
 def test_two_sweeps_never_write_to_one_run(writer):
     with pytest.raises(StoreError, match="another sweep"):
-        RunWriter(writer.path)
+        RunFolder(SWEEP, writer.path).lock()
     writer.close()
-    RunWriter(writer.path).close()
+    RunFolder(SWEEP, writer.path).lock().close()
 
 
 def test_the_cache_folder_is_where_the_user_says_by_an_absolute_path(monkeypatch, tmp_path):

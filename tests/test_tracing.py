@@ -18,7 +18,6 @@ from attnbench.base.sample import Batch, Sample
 from attnbench.execution.process import Settings
 from attnbench.execution.profiling import NotProfiledError, commands, with_share
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.store import RunWriter
 from attnbench.measure import ops
 from attnbench.measure.clock import HostClock
 from attnbench.measure.opcosts import OpCosts
@@ -27,6 +26,7 @@ from attnbench.schema.case import Case
 from attnbench.schema.messages import Trace
 from attnbench.schema.profile import Op, read_profile, write_profile
 from attnbench.schema.record import Cell, Record
+from attnbench.store.runs import new_run
 from attnbench.worker import calling, tracing
 from attnbench.worker.tracing import op_rows, trace_cell
 from attnbench.worker.trial import Trial
@@ -287,7 +287,6 @@ def test_on_a_gpu_each_phase_is_a_range_and_only_the_calls_are_captured(tmp_path
     (["naive", "sdpa", "--base", "HEAD"], ["--python", "--base"]),
     (["naive", "--base", "HEAD"], ["--base", "--impl FILE"]),
     (["naive", "--python", "/no/python"], ["--python /no/python", "cannot be run"]),
-    (["naive", "--from", "nowhere"], ["no run 'nowhere'"]),
 ])  # fmt: skip
 def test_what_cannot_be_profiled_is_one_line_and_writes_nothing(
     cli, assert_refused, tmp_path, monkeypatch, arguments, says
@@ -352,12 +351,12 @@ def run_of_two():
         own = folder / "own.py"
         info = {"settings": {"files": [str(own)]}, "files": {str(own): digest(own)}}
         sample = Sample(time_us=5.0, e2e_us=5.0, round=0, position=0, calls=1)
-        with RunWriter.create(folder, "run", info) as writer:
+        with new_run(folder, "run", info) as made:
             for n in (32, 16):
                 cell = Cell(case=replace(CASE, seq_len=n, kv_len=n), impl="own")
-                writer.append(Record(cell=cell, status="ok", samples=(sample,)))
+                made.append(Record(cell=cell, status="ok", samples=(sample,)).to_line())
             skipped = Cell(case=replace(CASE, seq_len=64, kv_len=64), impl="own")
-            writer.append(Record(cell=skipped, status="oom", reason="too large"))
+            made.append(Record(cell=skipped, status="oom", reason="too large").to_line())
         return folder / "run"
 
     return make

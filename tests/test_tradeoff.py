@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 
 from attnbench.analysis.table import load
-from attnbench.execution.store import load_run
 from attnbench.report import tradeoff
 from attnbench.report.charts import CHARTS, MOST_LINES, pages
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
+from attnbench.store.runs import load_run
 from tests import synthetic
 
 FAMILIES = {"naive": "exact", "sdpa": "exact", "near": "sparse", "sums": "linear"}

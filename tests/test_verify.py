@@ -13,10 +13,10 @@ import pytest
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.errors import ExitCode
 from attnbench.execution.session import PRESET_ON
-from attnbench.execution.store import Run, load_run
 from attnbench.planning.plan import expand
 from attnbench.planning.presets import PRESETS
 from attnbench.schema.finding import Cost, LawFinding, Verdict, exit_code
+from attnbench.store.runs import Run, load_run
 from tests import synthetic
 
 MADE = Path("results/made")

@@ -14,10 +14,10 @@ from attnbench.analysis import notes, pairs, times
 from attnbench.base.parameters import base_name
 from attnbench.base.registry import Registry
 from attnbench.base.stats import median
-from attnbench.execution.store import Run
 from attnbench.machine import limits
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
+from attnbench.store.runs import Run
 from attnbench.theory.masks import mask_block_density, mask_density
 from attnbench.theory.traits import TRAITS
 

@@ -16,8 +16,8 @@ from attnbench.analysis.ratios import baseline_of
 from attnbench.analysis.scaling.results import Uncertain
 from attnbench.analysis.times import are_times
 from attnbench.base import units
-from attnbench.execution.store import Run
 from attnbench.schema.case import Case
+from attnbench.store.runs import Run
 
 NEAR = 4.0  # sizes further apart than this factor say little of what lies between them
 _STEPS = 4  # parts of a gap in which its band is followed

@@ -14,7 +14,7 @@ from attnbench.analysis.leads import against, approx, hardest_case, known_ratio,
 from attnbench.analysis.notes import doubt_sentence, suspect_sentence
 from attnbench.analysis.table import WORST_FIRST, time_ratio
 from attnbench.base import units
-from attnbench.execution.store import Run
+from attnbench.store.runs import Run
 from attnbench.theory.traits import TRAITS
 
 SLICE = ["workload", "device", "dtype", "pass"]

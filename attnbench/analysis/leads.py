@@ -14,7 +14,7 @@ from attnbench.analysis.notes import WIDE
 from attnbench.analysis.pairs import decided
 from attnbench.analysis.table import Ratio, time_ratio
 from attnbench.base import units
-from attnbench.execution.store import Run
+from attnbench.store.runs import Run
 
 MOST = 6  # sentences
 PART = ["workload", "device", "device_name", "dtype", "pass", "mask"]  # each has its fastest

@@ -12,9 +12,9 @@ from attnbench.analysis import times
 from attnbench.base import units
 from attnbench.base.sample import DiscardCode
 from attnbench.base.stats import median
-from attnbench.execution.store import Run
 from attnbench.machine.symptoms import STEAL_SHARE
 from attnbench.schema.record import Record
+from attnbench.store.runs import Run
 
 DISTURBED = 0.25
 FULL_SPEED_SHARE = 0.9  # of the time; less shows in the intervals

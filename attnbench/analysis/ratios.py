@@ -9,7 +9,7 @@ from attnbench.analysis.columns import TableRow
 from attnbench.analysis.pairs import CellTimes, paired, unpaired
 from attnbench.base import units
 from attnbench.base.registry import require
-from attnbench.execution.store import Run
+from attnbench.store.runs import Run
 
 PREFERRED = ("naive", "sdpa")  # as the baseline, where they ran
 

@@ -19,9 +19,9 @@ from attnbench.analysis.ratios import baseline_of, set_ratios
 from attnbench.base import units
 from attnbench.base.registry import nearest
 from attnbench.errors import StoreError, UsageError
-from attnbench.execution.store import Run, load_run
 from attnbench.schema.case import Position
 from attnbench.schema.record import Record
+from attnbench.store.runs import Run, load_run
 
 WORST_FIRST = ("incorrect", "crashed", "error", "oom", "timeout", "unsupported", "skipped")
 Ratio = tuple[float | None, float | None, float | None]  # value, low, high

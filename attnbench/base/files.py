@@ -5,20 +5,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import itertools
 import os
-import re
 import shutil
 import stat
-from datetime import UTC, datetime
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from attnbench.base.jsontext import checksum
-from attnbench.errors import StoreError
+from attnbench.errors import StoreError, UsageError
 
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")  # of a run: it needs no quotes
-RECENT = ("latest", "previous")  # names that stand for the last run, and the one before it
 LARGEST = 2**29  # bytes of a file that is read at once, and of a line
 
 
@@ -35,47 +31,6 @@ def cache_folder() -> Path:
     except RuntimeError as err:
         reason = "no home directory is known; set XDG_CACHE_HOME"
         raise FileNotFoundError(errno.ENOENT, reason) from err
-
-
-def check_name(name: str) -> str:
-    """Return `name` if it is a plain folder name.
-
-    Raises:
-        StoreError: it is empty, in `RECENT`, hidden, or has separators or control characters.
-    """
-    if not NAME.fullmatch(name) or name in RECENT:
-        raise StoreError(
-            f"run name {name!r} must be up to 100 letters, digits, '.', '_', '+', '-',"
-            " not 'latest' or 'previous' (--name)"
-        )
-    return name
-
-
-def make_folder(output: Path, name: str | None, prefix: str = "", instead: str = "") -> Path:
-    """Make and return `output`/`name`; the name is a time stamp after `prefix` unless given.
-
-    Raises:
-        StoreError: the name is taken (`instead` says what else to do) or is not a plain folder
-            name, or nothing can be written.
-    """
-    stamp = prefix + datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
-    path = output / check_name(stamp if name is None else name)
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        for again in itertools.count(2):
-            try:
-                path.mkdir()
-                break
-            except FileExistsError:
-                if name is not None:
-                    raise
-                path = output / f"{stamp}-{again}"  # another began in the same millisecond
-    except OSError as err:
-        if isinstance(err, FileExistsError) and output.is_dir():
-            taken = f"a run named '{name}' exists in {output}; choose another --name{instead}"
-            raise StoreError(taken) from err
-        raise StoreError(f"cannot write {path} ({err.strerror}); choose --output DIR") from err
-    return path
 
 
 def open_file(file: Path) -> BinaryIO:
@@ -104,6 +59,22 @@ def read(file: Path) -> bytes:
         if os.fstat(source.fileno()).st_size > LARGEST:
             raise OSError(errno.EFBIG, f"larger than {LARGEST >> 20} MiB", str(file))
         return source.read()
+
+
+@contextlib.contextmanager
+def reading(file: Path | str, whose: str = "", hint: str = "") -> Iterator[None]:
+    """Say in one line what is wrong with a file that is read and parsed meanwhile.
+
+    Raises:
+        StoreError: it cannot be read or is damaged; `whose` it should be, and what to do.
+    """
+    try:
+        yield
+    except OSError as err:
+        raise StoreError(f"{file} cannot be read ({err.strerror}){hint}") from err
+    except (ValueError, UsageError) as err:
+        why = " ".join(str(err).split())
+        raise StoreError(f"{file} is damaged{whose}: {why:.300}{hint}") from err
 
 
 def digest(file: Path) -> str:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from attnbench.cli.progress import GateDisplay
     from attnbench.gate.decide.data import Environment, GateRun
     from attnbench.gate.run.watched import Comparison
+    from attnbench.store.folder import RunFolder
 
 # The options that mean something beside --replay, which measures nothing.
 _WITH_REPLAY = ("replay", "output", "name", "advisory", "quiet", "format_", "as_json")
@@ -87,8 +88,8 @@ def compare(options: dict[str, Any]) -> ExitCode:
         UsageError: not two environments, or what they are compared by cannot be right.
     """
     from attnbench.cli.progress import GateDisplay
-    from attnbench.gate.decide.stored import result_folder
     from attnbench.gate.run.environments import find_environment
+    from attnbench.store.folder import GATE, RunFolder
 
     pythons, environments = options["pythons"], None
     if len(pythons) not in (0, 2):
@@ -105,10 +106,10 @@ def compare(options: dict[str, Any]) -> ExitCode:
         for words in _introduced(asked):
             display.say(words)
         warn = partial(say, err=True)
-        with result_folder(options["output"], options["name"], warn) as folder:
+        with RunFolder.create(GATE, options["output"], options["name"], warn) as folder:
             run = _measured(asked, options, display, folder)
             display.close()
-            return _finish(run, folder, options)
+            return _finish(run, folder.path, options)
 
 
 def _asked(
@@ -184,7 +185,7 @@ def _read(table: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _measured(
-    asked: Comparison, options: dict[str, Any], display: GateDisplay, folder: Path
+    asked: Comparison, options: dict[str, Any], display: GateDisplay, folder: RunFolder
 ) -> GateRun:
     from attnbench.execution.events import follow
     from attnbench.execution.process import Settings
@@ -213,13 +214,14 @@ def _measured(
 
 def replay(options: dict[str, Any]) -> ExitCode:
     """A stored run, decided again; files are written where a name or folder was given for them."""
-    from attnbench.gate.decide.stored import load_gate, result_folder
+    from attnbench.gate.decide.stored import load_gate
+    from attnbench.store.folder import GATE, RunFolder
 
     run = load_gate(Path(options["replay"]), options["output"])
     name = options["name"]
-    made = result_folder(options["output"], name, partial(say, err=True)) if name else nullcontext()
+    made = RunFolder.create(GATE, options["output"], name) if name else nullcontext()
     with made as folder:
-        return _finish(run, folder, options)
+        return _finish(run, folder.path if folder else None, options)
 
 
 def _finish(run: GateRun, folder: Path | None, options: dict[str, Any]) -> ExitCode:

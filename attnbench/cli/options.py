@@ -16,7 +16,6 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from attnbench.base.files import NAME, RECENT
 from attnbench.base.jsontext import plain
 from attnbench.base.units import (
     filled,
@@ -34,8 +33,8 @@ Command = Callable[..., Any]
 Option = Callable[[Command], Command]
 
 if TYPE_CHECKING:
-    from attnbench.execution.store import Run
     from attnbench.report.document import Document
+    from attnbench.store.runs import Run
 
     ParamType = click.ParamType[Any]
 else:  # generic in click's stubs and latest releases, but not in the 8.1 we still accept
@@ -63,12 +62,13 @@ def say(text: str, *, err: bool = False, fg: str | None = None, hang: int = 2) -
         silence(sys.stderr)
 
 
-def loaded_run(path: Path) -> Run:
-    """Load a run; one that is unfinished is said to be that on standard error."""
-    from attnbench.execution.store import load_run
+def found_run(text: str, output: Path, *, warn: bool = True) -> Run:
+    """Find and load a run; one that is unfinished is said to be that on standard error."""
+    from attnbench.store.folder import SWEEP, RunFolder
+    from attnbench.store.runs import load_run
 
-    run = load_run(path)
-    if run.unfinished:
+    run = load_run(RunFolder.find(text, output, SWEEP).path)
+    if warn and run.unfinished:
         say(run.unfinished, err=True)
     return run
 
@@ -151,7 +151,9 @@ class _Run(click.types.StringParamType):
     """A run, for --replay a gate's, by folder or name: a shell completes what --output has."""
 
     def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-        names, file = list(RECENT), "gate.json" if param.name == "replay" else "run.json"
+        from attnbench.store.folder import GATE, NAME, RECENT, SWEEP
+
+        names, file = list(RECENT), (GATE if param.name == "replay" else SWEEP).file
         with contextlib.suppress(OSError, ValueError):
             found = (ctx.params.get("output") or Path("results")).glob(f"*/{file}")
             names += sorted(path.parent.name for path in found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +16,7 @@ from attnbench.cli.options import (
     axes_options,
     command_options,
     device_option,
+    found_run,
     given,
     impl_files,
     say,
@@ -49,25 +49,26 @@ def profile(impls: tuple[str, ...], **options: Any) -> None:
     compared. Takes the flags of a sweep, one value each. Exits 1 if a result is incorrect.
     """
     from attnbench.execution.profiling import profile_subject
+    from attnbench.store.folder import PROFILE, RunFolder
 
     if len(impls) > 2:
         raise UsageError(f"{len(impls)} implementations given; one is profiled, two are compared")
     case, settings, line = _case(impls[0], options)
     with (
         _subjects(impls, options, settings) as subjects,
-        _new_folder(options["output"], options["name"]) as folder,
+        RunFolder.create(PROFILE, options["output"], options["name"]) as folder,
     ):
         made: list[tuple[Profile, Path]] = []
         for subject, letter in zip(subjects, "ab", strict=False):
-            place = folder
+            place = folder.path
             if len(subjects) > 1:
-                (place := folder / letter).mkdir()
+                (place := place / letter).mkdir()
             if sys.stderr.isatty():
                 say(f"profiling {subject.label} …", err=True)
             made.append((profile_subject(subject, case, place), place))
     if line:  # the folder is complete by now, and stays even if nobody reads on
         say(line)
-    _show(folder, made, options)
+    _show(folder.path, made, options)
 
 
 def _show(folder: Path, made: list[tuple[Profile, Path]], options: dict[str, Any]) -> None:
@@ -106,10 +107,9 @@ def _stored(
 ) -> tuple[CaseOf, dict[str, Any], str]:
     """The case of a record of a run, and the files of that run unless some are given."""
     from attnbench.base.parameters import base_name
-    from attnbench.execution.store import find_run, load_run
     from attnbench.theory.flags import FLAGS, case_flags
 
-    run = load_run(find_run(options["run"], options["output"]))
+    run = found_run(options["run"], options["output"], warn=False)
     flags = given()
     wanted = {
         FLAGS[flag]: options[name] if name == "workload" else options[name][0]
@@ -195,20 +195,3 @@ def _at_base(opened: contextlib.ExitStack, subject: Subject, ref: str) -> Subjec
         raise UsageError(f"{ref} (--base) has no {missing.relative_to(tree)} (--impl)")
     own = replace(subject.settings, files=there, replace=True, root=str(tree), other_root=str(root))
     return replace(subject, label=f"{subject.impl} at {ref} ({commit[:10]})", settings=own)
-
-
-@contextlib.contextmanager
-def _new_folder(output: Path, name: str | None) -> Iterator[Path]:
-    """A new folder for what is profiled, gone if that fails."""
-    from attnbench.base.files import make_folder
-
-    new = not output.exists()
-    folder = make_folder(output, name, "profile-")
-    try:
-        yield folder
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        if new:
-            with contextlib.suppress(OSError):
-                output.rmdir()
-        raise

@@ -18,8 +18,8 @@ from attnbench.cli.options import (
     baseline_option,
     command_options,
     device_option,
+    found_run,
     impl_files,
-    loaded_run,
     run_argument,
     say,
     show,
@@ -86,22 +86,23 @@ def report(run: str, output: Path, baseline: str | None) -> None:
     RUN is a folder, a name, `latest` or `previous`. Written into it are report.html, report.md and
     the plots as PNG and SVG; for a gate run gate.html, decided again from the raw data.
     """
-    from attnbench.execution.store import find_run
-    from attnbench.gate.decide.stored import folder_of_gate, load_gate
+    from attnbench.store.folder import GATE, SWEEP, RunFolder
 
-    if gate := folder_of_gate(run, output):
-        if baseline:
-            raise UsageError(f"{gate} is a gate run, which has a base of its own; drop --baseline")
-        from attnbench.gate.decide.verdict import decide
-        from attnbench.report.documents.gate import document
-
-        loaded = load_gate(gate)
-        found = written(gate, document(loaded, decide(loaded)), ["html"])
-        click.echo(found.commands[0][1])
-    else:
+    found = RunFolder.find(run, output, SWEEP, GATE)
+    path = found.path
+    if found.kind is SWEEP:
         from attnbench.report.pages import write_report
 
-        click.echo(write_report(find_run(run, output), baseline))
+        click.echo(write_report(path, baseline))
+        return
+    if baseline:
+        raise UsageError(f"{path} is a gate run, which has a base of its own; drop --baseline")
+    from attnbench.gate.decide.stored import load_gate
+    from attnbench.gate.decide.verdict import decide
+    from attnbench.report.documents.gate import document
+
+    loaded = load_gate(found.file)
+    click.echo(written(path, document(loaded, decide(loaded)), ["html"]).commands[0][1])
 
 
 @click.command()
@@ -114,11 +115,10 @@ def export(run: str, output: Path, kind: str, to: Path | None, **chosen: Any) ->
     values are null, not 0.
     """
     from attnbench.analysis import table
-    from attnbench.execution.store import find_run
 
     if kind == "parquet" and to is None:
         raise UsageError("parquet is binary; name a file with --to FILE")
-    frame = table.load(loaded_run(find_run(run, output)), chosen["baseline"])
+    frame = table.load(found_run(run, output), chosen["baseline"])
     columns, for_people = chosen["columns"], kind in ("latex", "markdown")
     rows = table.selected(frame, chosen["where"], None if for_people else columns)
     if for_people:
@@ -149,10 +149,10 @@ def merge(runs: tuple[str, ...], output: Path, **options: Any) -> None:
     run.json the runs it was made of, which stay as they are.
     """
     from attnbench.execution import merging
-    from attnbench.execution.store import find_run, load_run
+    from attnbench.store.runs import load_run
 
-    paths = [find_run(run, output) for run in runs]
-    merged = load_run(merging.merge(paths, output, **options))
+    parts = [found_run(run, output, warn=False) for run in runs]
+    merged = load_run(merging.merge(parts, output, **options))
     say(f"{len(merged.records)} cells of {len(runs)} runs -> {merged.path}")
     if merged.unfinished:
         say(merged.unfinished)
@@ -176,13 +176,14 @@ def history(
     to hold one version against another there is `attnbench gate`. Exits 0 whatever it finds.
     """
     from attnbench.analysis.history import entries
-    from attnbench.execution.store import find_run, load_run
 
     if run is not None:
-        found = find_run(run, output)
-        added = entries.add(folder, load_run(found))
+        found = found_run(run, output, warn=False)
+        added = entries.add(folder, found)
         file, what = folder / entries.FILE, "added to" if added else "is already in"
-        click.echo(f"{found.name} {what} {file} ({counted(len(entries.read_file(file)), 'run')})")
+        click.echo(
+            f"{found.path.name} {what} {file} ({counted(len(entries.read_file(file)), 'run')})"
+        )
         return
     from attnbench.analysis.history import series
     from attnbench.analysis.history.steps import Rules
@@ -207,17 +208,14 @@ def compare(
     Exits 0 whatever is found, unless with --fail-slower.
     """
     from attnbench.analysis import compare as analysis
-    from attnbench.base.files import make_folder
-    from attnbench.gate.decide.stored import folder_of_gate
     from attnbench.report.documents.compare import document
+    from attnbench.store.folder import COMPARISON, RunFolder
 
-    for gate in filter(None, (folder_of_gate(source, output) for source in sources)):
-        raise UsageError(
-            f"{gate} is a gate run: it has compared its two versions itself; see it with:"
-            f" attnbench gate --replay {gate}"
-        )
     found = document(analysis.compare(sources, output), fail_slower=fail_slower)
-    show(written(make_folder(output, name), found) if name else found, options)
+    if name:
+        with RunFolder.create(COMPARISON, output, name) as folder:
+            found = written(folder.path, found)
+    show(found, options)
     if found.exit_code:
         raise SystemExit(int(found.exit_code))
 

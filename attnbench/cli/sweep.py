@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from attnbench.execution.events import Events
     from attnbench.execution.session import SweepRequest
-    from attnbench.execution.store import Run
+    from attnbench.store.runs import Run
 
 _SHOWN = 60  # rows of the table at the end
 # Its columns; those that are always shown; and in which order the others give way.
@@ -59,8 +59,9 @@ def sweep(**options: Any) -> None:
     from attnbench.cli.progress import SweepDisplay, print_plan
     from attnbench.execution import session
     from attnbench.execution.events import follow
-    from attnbench.execution.store import find_run, load_run
     from attnbench.schema.record import FAILURES
+    from attnbench.store.folder import SWEEP, RunFolder
+    from attnbench.store.runs import load_run
 
     quiet, dry_run = options.pop("quiet"), options.pop("dry_run")
     text = options["retry"]
@@ -79,8 +80,8 @@ def sweep(**options: Any) -> None:
                 raise UsageError(
                     f"--resume takes everything from the run itself; remove {', '.join(flags)}"
                 )
-            folder = find_run(options["resume"], options["output"])
-            display.resumable(folder)
+            folder = RunFolder.find(options["resume"], options["output"], SWEEP)
+            display.resumable(folder.path)
             events: Events[Path | None] = session.resume(
                 folder, retry=retry, max_total_time_s=options["max_total_time"],
                 dry_run=dry_run, ray=ray, mixed=options["mixed"],

@@ -15,9 +15,9 @@ from attnbench.base import units
 from attnbench.cli.options import (
     RUN,
     command_options,
+    found_run,
     given,
     impl_files,
-    loaded_run,
     run_argument,
     say,
     threads_option,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from attnbench.analysis.claims.judging import Judged
     from attnbench.analysis.scaling.results import Scaling
     from attnbench.schema.record import Cell
+    from attnbench.store.folder import RunFolder
 
 _COLOURS = {"holds": "green", "refuted": "red", "inconclusive": "yellow"}
 AT_ONCE = 8  # cells measured again before the verdicts are asked for again
@@ -64,7 +65,7 @@ def verify(**options: Any) -> None:
     the machine that made it, or after --sweep in what that left of the budget.
     """
     from attnbench.analysis.scaling import scaling
-    from attnbench.execution.store import find_run
+    from attnbench.store.folder import SWEEP, RunFolder
 
     until = time.monotonic() + options["budget_s"]
     flags = [flag for name, flag in given().items() if name in _SWEEP_ONLY]
@@ -89,20 +90,21 @@ def verify(**options: Any) -> None:
         names = {"output": options["output"], "name": options["name"]}
         with SweepDisplay(quiet=options["quiet"]) as display:
             events = sweep_for_verdicts(settings, impls=options["impls"] or (), **names)
-            path = follow(events, display.show)
+            text = str(follow(events, display.show))
     else:
-        path = find_run("latest" if options["run"] is None else options["run"], options["output"])
+        text = "latest" if options["run"] is None else options["run"]
+    folder = RunFolder.find(text, options["output"], SWEEP)
     if options["until_decided"]:
-        measure_until_decided(path, until, quiet=options["quiet"])
-    found = scaling(loaded_run(path))
+        measure_until_decided(folder, until, quiet=options["quiet"])
+    found = scaling(found_run(str(folder.path), options["output"]))
     if options["as_json"]:
         click.echo(json.dumps([finding.to_json() for finding in found.findings], indent=1))
     else:
-        _print_laws(found, path, every=options["verbose"])
+        _print_laws(found, folder.path, every=options["verbose"])
     raise SystemExit(int(exit_code(found.findings, strict=options["strict"])))
 
 
-def measure_until_decided(path: Path, until: float, *, quiet: bool) -> None:
+def measure_until_decided(folder: RunFolder, until: float, *, quiet: bool) -> None:
     """Measure again what keeps findings of a run open, until none is or the clock shows `until`.
 
     A few cells at a time, in the order in which they are missing; one that stays so takes turns
@@ -113,12 +115,12 @@ def measure_until_decided(path: Path, until: float, *, quiet: bool) -> None:
     from attnbench.cli.progress import SweepDisplay
     from attnbench.execution.events import follow
     from attnbench.execution.session import resume
-    from attnbench.execution.store import load_run
+    from attnbench.store.runs import load_run
 
     turns: Counter[Cell] = Counter()
     begin, pace = time.monotonic(), 1.0
     while True:
-        run, now = load_run(path), time.monotonic()
+        run, now = load_run(folder.path), time.monotonic()
         found, room_s = scaling(run), (until - now) / pace
         left_s = room_s
         lasted_s = {part.cell.key: sum(part.spent_s.values()) for part in run.parts}
@@ -130,7 +132,7 @@ def measure_until_decided(path: Path, until: float, *, quiet: bool) -> None:
         if not chosen:
             break
         with SweepDisplay(quiet=quiet) as display:
-            follow(resume(path, again=chosen), display.show)
+            follow(resume(folder, again=chosen), display.show)
         turns.update(chosen)
         pace = max(1.0, (time.monotonic() - now) / max(1e-3, room_s - left_s))
     took = units.seconds(time.monotonic() - begin)
@@ -201,10 +203,9 @@ def claims(
     from attnbench.analysis.claims.judging import agrees, judged
     from attnbench.analysis.claims.judging import exit_code as code_of
     from attnbench.analysis.claims.statement import NOTES, read
-    from attnbench.execution.store import find_run
 
     stated = read(file or NOTES)
-    loaded = loaded_run(find_run(run, output))
+    loaded = found_run(run, output)
     found = judged(stated, loaded, only)
     code = int(code_of(found))
     if as_json:

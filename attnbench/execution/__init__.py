@@ -1,1 +1,1 @@
-"""Sessions, runner, processes, supervision, store: from a plan to a run folder."""
+"""Sessions, runner, processes, supervision: from a plan to a run folder."""

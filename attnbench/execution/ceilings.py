@@ -16,9 +16,9 @@ from attnbench.base.jsontext import checksum, decode, dumps, sealed, unsealed
 from attnbench.base.stats import robust_least
 from attnbench.errors import StoreError
 from attnbench.execution.events import Warned
-from attnbench.execution.store import environment_key
 from attnbench.machine import limits
 from attnbench.schema.record import Record
+from attnbench.store.runs import environment_key
 
 Facts = dict[str, Any]
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # Linux makes one up each time it starts

@@ -12,17 +12,16 @@ from typing import Any
 from attnbench.base.files import digest
 from attnbench.base.jsontext import checksum, dumps
 from attnbench.errors import UsageError
-from attnbench.execution.store import (
-    RECORDS,
-    Run,
-    RunWriter,
-    environment_key,
-    load_run,
-    missing_shards,
-)
 from attnbench.machine.limits import ceilings_of
 from attnbench.planning.plan import Plan
 from attnbench.schema.record import Record
+from attnbench.store.runs import (
+    RECORDS,
+    Run,
+    environment_key,
+    missing_shards,
+    new_run,
+)
 
 
 def shard_of(whole: Plan, number: int, count: int) -> dict[str, Any]:
@@ -31,7 +30,7 @@ def shard_of(whole: Plan, number: int, count: int) -> dict[str, Any]:
 
 
 def merge(
-    paths: Sequence[Path],
+    runs: Sequence[Run],
     output: Path,
     name: str | None = None,
     *,
@@ -44,10 +43,9 @@ def merge(
     shards may be missing, with `mixed` versions may differ.
 
     Raises:
-        StoreError: a run is not there or damaged, or nothing can be written.
+        StoreError: nothing can be written.
         UsageError: they are not of one experiment, share a cell, or a shard is missing.
     """
-    runs = [load_run(path) for path in paths]
     _check(runs, mixed=mixed)
     shard = _joined(runs, partial=partial)
     environments: dict[str, dict[str, Any]] = {}
@@ -80,9 +78,9 @@ def merge(
         **({"shard": shard} if shard else {}),
     }
     records = [replace(r, environment="") if r.environment == main else r for r in records]
-    with RunWriter.create(output, name, info) as writer:
-        writer.append(*records)
-        return writer.path
+    with new_run(output, name, info) as folder:
+        folder.append(*(record.to_line() for record in records))
+        return folder.path
 
 
 _OWN = ("name", "output", "shard")  # options of one run alone
@@ -93,7 +91,7 @@ def _id(keys: Iterable[tuple[str, str]]) -> str:
     return checksum(dumps(sorted(keys)).encode())
 
 
-def _joined(runs: list[Run], *, partial: bool) -> dict[str, Any] | None:
+def _joined(runs: Sequence[Run], *, partial: bool) -> dict[str, Any] | None:
     """What shard the merged run is; None where it has all of its plan, or is of none."""
     shard: dict[str, Any] | None = runs[0].info.get("shard")
     if not shard or _id(cell.key for run in runs for cell in run.cells) == shard["plan"]:
@@ -108,7 +106,7 @@ def _joined(runs: list[Run], *, partial: bool) -> dict[str, Any] | None:
     return joined
 
 
-def _check(runs: list[Run], *, mixed: bool) -> None:
+def _check(runs: Sequence[Run], *, mixed: bool) -> None:
     """Raise UsageError unless the runs are of one experiment, and each cell is in one of them."""
     if len(runs) < 2:
         raise UsageError("merge takes two runs or more: attnbench merge RUN RUN …")

@@ -17,13 +17,13 @@ from attnbench.errors import UsageError, WorkerError
 from attnbench.execution.ceilings import exceeded, keep, recalled
 from attnbench.execution.events import Warned, Working
 from attnbench.execution.process import CAN_FORK, GarbledError, Server, Settings, Worker, ending
-from attnbench.execution.store import environment_key
 from attnbench.execution.supervision import Death, Key, Outcome, Supervision
 from attnbench.planning.plan import Job
 from attnbench.schema import messages
 from attnbench.schema.case import Case
 from attnbench.schema.messages import CellMeasured, CellProfiled, Check, Measure
 from attnbench.schema.record import Cell, Record
+from attnbench.store.runs import environment_key
 from attnbench.theory.pruning import Pruning
 from attnbench.version import __version__
 

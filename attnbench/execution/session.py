@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from attnbench.base.files import check_name, digest
+from attnbench.base.files import digest
 from attnbench.base.git import commit_of
 from attnbench.base.registry import require
 from attnbench.errors import StoreError, UsageError
@@ -21,14 +21,6 @@ from attnbench.execution import merging
 from attnbench.execution.events import Events, Planned, Starting, Warned
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import Executor, LocalRunner
-from attnbench.execution.store import (
-    RunWriter,
-    environment_key,
-    load_info,
-    load_run,
-    runs_in,
-    write_info,
-)
 from attnbench.planning.forecast import Forecast, balanced
 from attnbench.planning.plan import (
     Axes,
@@ -47,6 +39,8 @@ from attnbench.planning.plan import (
 from attnbench.planning.presets import PRESETS
 from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Cell, Record
+from attnbench.store.folder import SWEEP, RunFolder, check_name
+from attnbench.store.runs import environment_key, load_info, load_run, new_run, write_info
 from attnbench.version import __version__
 
 Facts = dict[str, Any]
@@ -123,11 +117,11 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
             info["baseline"] = request.baseline
         if request.shard is not None:
             info["shard"] = merging.shard_of(whole, *request.shard)
-        with RunWriter.create(request.output, request.name, info) as writer:
-            yield Planned(plan, writer.path, forecast)
-            machines = _Machines(writer.path, load_info(writer.path))
-            yield from _measure(plan, runner, writer, machines, forecast)
-            return writer.path
+        with new_run(request.output, request.name, info) as folder:
+            yield Planned(plan, folder.path, forecast)
+            machines = _Machines(folder, load_info(folder.path))
+            yield from _measure(plan, runner, folder, machines, forecast)
+            return folder.path
 
 
 def _executor(settings: Settings, ray: str | None) -> Executor:
@@ -139,7 +133,7 @@ def _executor(settings: Settings, ray: str | None) -> Executor:
 
 
 def resume(
-    path: Path,
+    folder: RunFolder,
     *,
     again: Sequence[Cell] = (),
     retry: Sequence[str] = (),
@@ -158,10 +152,11 @@ def resume(
         StoreError: the folder is not a run, its plan is damaged, or a file of the user's changed.
         UsageError: this machine or installation is not the one that began the run.
     """
-    load_info(path)  # a folder that is not a run is refused before a file is made in it
+    path = folder.path
     with contextlib.ExitStack() as held:
         # Locked before it is read: a process that still measures adds records, seconds, machines.
-        writer = None if dry_run else held.enter_context(RunWriter(path))
+        if not dry_run:
+            held.enter_context(folder.lock())
         run = load_run(path)
         try:
             if not run.cells:
@@ -169,10 +164,10 @@ def resume(
             settings = msgspec.convert(vars(Settings(**run.info["settings"])), Settings)
             settings = replace(settings, files=run.files)  # refused if changed since
             names = FINGERPRINT if ray is None else _ALIKE
-            machines = _Machines(path, run.info, mixed=mixed, names=names)
+            machines = _Machines(folder, run.info, mixed=mixed, names=names)
         except (KeyError, TypeError, ValueError, AttributeError, UsageError) as err:
             raise StoreError(
-                f"{path / 'run.json'} has no plan to resume ({type(err).__name__}: {err})"
+                f"{folder.file} has no plan to resume ({type(err).__name__}: {err})"
             ) from err
         parts = [record for record in run.parts if record.status not in retry]
         suspects = {r.cell.key: f"{r.status}: {r.reason}" for r in run.parts if r.status in retry}
@@ -201,9 +196,8 @@ def resume(
                 first = machines.environments[""]
                 forecast = _forecast(plan, runner, first, path.parent, max_total_time_s)
             yield Planned(plan, None if dry_run else path, forecast)
-            if writer is not None:
-                writer.cut_torn()
-                yield from _measure(plan, runner, writer, machines, forecast)
+            if not dry_run:
+                yield from _measure(plan, runner, folder, machines, forecast)
     return path
 
 
@@ -211,9 +205,10 @@ class _Machines:
     """The environments of a run, as `run.json` has them: whose records may stand beside theirs."""
 
     def __init__(
-        self, path: Path, info: Facts, *, mixed: bool = True, names: Sequence[str] = FINGERPRINT
-    ) -> None:
-        self.path, self.info, self._mixed, self._names = path, info, mixed, names
+        self, folder: RunFolder, info: Facts, *, mixed: bool = True,
+        names: Sequence[str] = FINGERPRINT,
+    ) -> None:  # fmt: skip
+        self.folder, self.info, self._mixed, self._names = folder, info, mixed, names
         first = {"attnbench": self.info.get("attnbench")} | self.info["environment"]
         self.environments: dict[str, Facts] = {"": first} | self.info.get("environments", {})
         self._keys: dict[str, str] = {}  # by those of an executor
@@ -250,7 +245,7 @@ class _Machines:
             others = {k: v for k, v in self.environments.items() if k}
             self.info |= {"environment": self.environments[""]}
             self.info |= {"environments": others} if others else {}
-            write_info(self.path, self.info)
+            write_info(self.folder, self.info)
         return key
 
 
@@ -301,11 +296,13 @@ def _forecast(
     timing = runner.settings.min_time_s, runner.settings.max_time_s
     forecast = Forecast(timing, limit_s=limit_s)
     forecast.needs, forecast.free = runner.needs([c for job in plan.jobs for c in job.cells()])
-    earlier = [(load_info(path).get("environment") or {}, path) for path in runs_in(output)]
-    name = environment.get("device_name")
-    alike = [path for known, path in earlier if known.get("device_name") == name]
-    for path in alike[-_LEARNED_FROM:]:
+    name, alike = environment.get("device_name"), list[Path]()
+    for folder in RunFolder.all_in(SWEEP, output):
         with contextlib.suppress(StoreError):  # damaged: it is not what was asked about
+            if (load_info(folder.path).get("environment") or {}).get("device_name") == name:
+                alike.append(folder.path)
+    for path in alike[-_LEARNED_FROM:]:
+        with contextlib.suppress(StoreError):
             run = load_run(path)
             known = run.info.get("settings") or {}
             own = known.get("min_time_s", 0.1), known.get("max_time_s", 1.0)
@@ -317,12 +314,12 @@ def _forecast(
 def _measure(
     plan: Plan,
     runner: Executor,
-    writer: RunWriter,
+    folder: RunFolder,
     machines: _Machines,
     forecast: Forecast | None,
 ) -> Iterator[object]:
     for record in plan.decided:
-        writer.append(record)
+        folder.append(record.to_line())
         yield record
     cases = [cell.case for cells in plan.passes for cell in cells]
     runner.limits = sorted({case.dtype for case in cases}), sorted({case.threads for case in cases})
@@ -346,7 +343,7 @@ def _measure(
         own = event.environment
         key = machines.key(own, runner.environments[own]) if own else ""
         record = replace(event, environment=key)
-        writer.append(record)
+        folder.append(record.to_line())
         yield record
         if forecast is not None:
             forecast.learn(record)
@@ -358,7 +355,7 @@ def _measure(
     spent.update({"ceilings": runner.ceilings_s} if runner.ceilings_s else {})
     spent.update({"start-up": runner.start_up_s, "wall_s": time.perf_counter() - runner.began})
     total = {name: round(seconds, 3) for name, seconds in spent.items()}
-    write_info(writer.path, machines.info | {"spent": total})
+    write_info(folder, machines.info | {"spent": total})
 
 
 PRESET_ON = {"cpu": "verify", "cuda": "verify-gpu"}

@@ -115,7 +115,7 @@ class _Gate:
         from attnbench.execution.events import follow
         from attnbench.execution.process import Settings
         from attnbench.gate.decide.data import Benchmark
-        from attnbench.gate.decide.stored import keep_round, result_folder
+        from attnbench.gate.decide.stored import keep_round
         from attnbench.gate.decide.verdict import decide
         from attnbench.gate.protocol import Suite
         from attnbench.gate.run import git
@@ -123,6 +123,7 @@ class _Gate:
         from attnbench.gate.run.watched import Watched, comparison
         from attnbench.report.files import write_gate_files
         from attnbench.report.render import terminal
+        from attnbench.store.folder import GATE, RunFolder
 
         asked, called = self._config.getoption, self._config.invocation_params
         if not items:
@@ -142,7 +143,7 @@ class _Gate:
         assert compared.base is not None, "it is asked for"
         arguments = (*map(str, called.args), f"--rootdir={self._config.rootpath.resolve()}")
         with (
-            result_folder(output, None, self.warned) as folder,
+            RunFolder.create(GATE, output, None, self.warned) as folder,
             git.checked_out(root, compared.base.commit) as tree,
             git.temporary_folder() as scratch,
         ):
@@ -154,7 +155,7 @@ class _Gate:
             request = replace(request, keep=partial(keep_round, folder), keep_going=True)
             run = follow(run_benchmarks(request, suite), self._show)
             outcome = decide(run)
-            document, warnings = write_gate_files(folder, run, outcome)
+            document, warnings = write_gate_files(folder.path, run, outcome)
             for warning in warnings:
                 self.warned(warning)
             self._table = partial(terminal.render, document)

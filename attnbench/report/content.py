@@ -15,10 +15,10 @@ from attnbench.analysis.highlights import highlights, measured_on, summary_colum
 from attnbench.analysis.scaling import scaling
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.base import units
-from attnbench.execution.store import Run
 from attnbench.machine import limits
 from attnbench.report.charts import with_rate_interval
 from attnbench.report.figures import Look, looks
+from attnbench.store.runs import Run
 
 INNER = ("seq_len", "kv_len")  # what differs between the cases of one table
 FAILURE = ("status", "implementation", "cells", "n", "reason")

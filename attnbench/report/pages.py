@@ -23,12 +23,12 @@ from attnbench.analysis.scaling.results import Scaling
 from attnbench.base.files import emptied, write_whole
 from attnbench.base.units import bullets, escape, table
 from attnbench.errors import StoreError
-from attnbench.execution.store import load_run
 from attnbench.report import exponents, figures, growth, lines, models, roofline, tradeoff
 from attnbench.report.content import FAILURE, LIMIT, Content
 from attnbench.report.figures import Plot
 from attnbench.report.render.html import template
 from attnbench.report.render.tables import value_text, value_texts
+from attnbench.store.runs import load_run
 
 PAGE = "report.html"
 MARKDOWN = "report.md"

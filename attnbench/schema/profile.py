@@ -12,9 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from attnbench.base.files import read, write_whole
+from attnbench.base.files import read, reading, write_whole
 from attnbench.base.jsontext import decode, encode, sealed, unsealed
-from attnbench.errors import StoreError, UsageError
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell
 
@@ -198,13 +197,8 @@ def read_profile(path: Path) -> Profile:
         StoreError: there is none, or it is damaged or of another schema.
     """
     file = path / FILE if path.is_dir() else path
-    try:
+    whose = f", or not a profile of schema {SCHEMA}"
+    with reading(file, whose, "; make one with: attnbench profile"):
         profile = decode(unsealed(read(file)), Profile)
         _ = profile.cell
-    except OSError as err:
-        raise StoreError(
-            f"no profile at {file} ({err.strerror}); make one: attnbench profile"
-        ) from err
-    except (ValueError, UsageError) as err:
-        raise StoreError(f"{file} is not a profile of schema {SCHEMA} ({err})") from err
-    return profile
+        return profile

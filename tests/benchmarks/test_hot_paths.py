@@ -11,13 +11,13 @@ from itertools import product
 import pytest
 
 from attnbench.analysis.scaling import scaling
-from attnbench.execution.store import RunWriter, load_run
 from attnbench.gate.decide.data import Checked, GateRun, Round, Rules, Version
 from attnbench.gate.decide.sequential import RoundPlan, SequentialDecision
 from attnbench.gate.decide.stored import load_gate, write_gate
 from attnbench.gate.decide.verdict import decide
 from attnbench.schema.case import Case, parse_mask
 from attnbench.schema.record import Cell, Record
+from attnbench.store.runs import load_run, new_run
 from tests import synthetic
 
 SIZES = (1, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -47,8 +47,8 @@ def folder(records, tmp_path_factory):
 
 
 def test_storing_a_record(benchmark, records, tmp_path):
-    with RunWriter.create(tmp_path, "stored", {}) as writer:
-        benchmark(writer.append, records[0])
+    with new_run(tmp_path, "stored", {}) as made:
+        benchmark(lambda: made.append(records[0].to_line()))
 
 
 def test_loading_a_run(benchmark, folder):

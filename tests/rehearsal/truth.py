@@ -17,10 +17,10 @@ from attnbench.analysis import times
 from attnbench.api import implementation
 from attnbench.api.loader import load_built_in
 from attnbench.base.stats import median
-from attnbench.execution.store import load_run
 from attnbench.machine.state import remember
 from attnbench.measure.clock import NEGLIGIBLE
 from attnbench.schema.record import Record
+from attnbench.store.runs import load_run
 from attnbench.worker.inputs import Draw
 from attnbench.worker.workloads import WORKLOADS
 from tests.rehearsal.cuda import DEVICE

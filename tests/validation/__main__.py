@@ -14,7 +14,6 @@ from typing import Any
 
 import click
 
-from attnbench.base.files import check_name
 from attnbench.cli import Commands
 from attnbench.cli.options import (
     DURATION,
@@ -25,6 +24,7 @@ from attnbench.cli.options import (
     seed_option,
 )
 from attnbench.errors import ExitCode
+from attnbench.store.folder import check_name
 from tests.validation.runner import Ended
 
 Row = tuple[str, dict[str, Any], str]  # names, type and default, help

@@ -20,7 +20,7 @@ from typing import Any
 from uuid import uuid4
 
 from attnbench.base.units import seconds
-from attnbench.execution.store import RECORDS, load_run
+from attnbench.store.runs import RECORDS, load_run
 from tests import hostile
 from tests.validation.page import Table, markdown, write_texts
 from tests.validation.runner import SUMMARY, Ended, Figures, Tell

@@ -17,7 +17,8 @@ from attnbench.analysis.compare import same
 from attnbench.analysis.compare.sources import Source, SourceCell, of_run
 from attnbench.base import units
 from attnbench.base.stats import median
-from attnbench.execution.store import load_run, runs_in
+from attnbench.store.folder import SWEEP, RunFolder
+from attnbench.store.runs import load_run
 from tests.validation.page import Table
 from tests.validation.runner import Ended, Figures, Tell, go_on
 
@@ -35,10 +36,10 @@ def examine(path: Path, tell: Tell, *, runs: Path | None) -> Ended:
 
     def missing(done: list[Figures]) -> Iterator[Figures]:
         known = {row["run"] for row in done}
-        for folder in runs_in(runs) if runs else ():
-            run = load_run(folder)
-            if folder.name not in known and run.records and not run.unfinished:
-                tell(folder.name)
+        for folder in RunFolder.all_in(SWEEP, runs) if runs else ():
+            run, name = load_run(folder.path), folder.path.name
+            if name not in known and run.records and not run.unfinished:
+                tell(name)
                 yield line_of(of_run(run))
 
     return go_on(path, {}, missing, lambda rows: summarise(map(source_of, rows)), tables)

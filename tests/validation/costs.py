@@ -34,13 +34,13 @@ from attnbench.api import IMPLEMENTATIONS, Implementation, implementation
 from attnbench.api.loader import load_built_in
 from attnbench.base.parameters import Parameter, base_name
 from attnbench.errors import AttnbenchError
-from attnbench.execution.store import load_run
 from attnbench.machine.state import remember
 from attnbench.planning.plan import work
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.schema.mask import MASKS
 from attnbench.schema.position import POSITIONS
 from attnbench.schema.record import Record
+from attnbench.store.runs import load_run
 from attnbench.theory.caches import CACHES
 from attnbench.theory.flags import case_flags
 from attnbench.theory.projections import PROJECTIONS

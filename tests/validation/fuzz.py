@@ -39,12 +39,12 @@ from attnbench.base import units
 from attnbench.base.jsontext import plain, sealed
 from attnbench.cli import main
 from attnbench.errors import AttnbenchError, WorkerError
-from attnbench.execution.store import INFO, PLAN, RECORDS, load_run
 from attnbench.gate.decide.stored import load_gate, write_gate
 from attnbench.gate.decide.verdict import decide
 from attnbench.report import figures
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.schema.profile import Note, read_profile, write_profile
+from attnbench.store.runs import INFO, PLAN, RECORDS, load_run
 from tests import gate_runs, synthetic
 from tests.test_profiles import NAIVE, profile
 from tests.test_report import unwritten

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnbench.base.files import make_folder
 from attnbench.errors import StoreError
 from attnbench.version import __version__
 from tests.validation.page import Table, markdown, write_texts
@@ -59,7 +58,7 @@ def _kept(
     path: Path, asked: Figures, missing: Callable[[list[Figures]], Iterator[Figures]]
 ) -> tuple[list[Figures], bool]:
     if not path.exists():
-        make_folder(path.parent, path.name)
+        path.mkdir(parents=True)
     lines = path / LINES
     rows = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
     if rows and rows[0] != asked:

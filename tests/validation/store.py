@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from attnbench.base.stats import median
-from attnbench.execution.store import RunWriter, load_run
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
+from attnbench.store.runs import load_run, new_run
 from tests import synthetic
 from tests.validation.fuzz import fuzz
 from tests.validation.runner import Ended, Tell
@@ -47,10 +47,10 @@ def measured(folder: Path, tell: Tell) -> bool:
         path = synthetic.write_run(folder, f"{cells}", made)
         goal(f"load {cells} records of {samples} samples", fastest_load(path), most_s)
     took, stored = [], [record(64 + i, 15) for i in range(300)]
-    with RunWriter.create(folder, "appended", {}) as writer:
+    with new_run(folder, "appended", {}) as run:
         for each in stored:
             begin = time.perf_counter()
-            writer.append(each)
+            run.append(each.to_line())
             took.append(time.perf_counter() - begin)
     goal("append and sync a record, the median of 300", median(took), 0.002)
     return met

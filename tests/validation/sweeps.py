@@ -15,7 +15,7 @@ from pathlib import Path
 
 from attnbench.analysis import times
 from attnbench.base.stats import median
-from attnbench.execution.store import load_run
+from attnbench.store.runs import load_run
 from tests.validation.clockfaults import FAULTS
 from tests.validation.neighbours import neighbours
 from tests.validation.page import Table

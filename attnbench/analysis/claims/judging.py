@@ -33,9 +33,9 @@ from attnbench.base import units
 from attnbench.base.registry import Registry, nearest
 from attnbench.base.units import tally
 from attnbench.errors import ExitCode
-from attnbench.execution.store import Run
 from attnbench.schema.finding import VERDICTS, WORST_FIRST, Figure, Finding, Verdict
 from attnbench.schema.record import Record
+from attnbench.store.runs import Run
 from attnbench.theory.traits import case_label
 
 Judged = tuple[tuple[Claim, Finding], ...]

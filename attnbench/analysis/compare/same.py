@@ -17,8 +17,9 @@ from attnbench.analysis.compare.sources import Source, SourceCell, of_entry, of_
 from attnbench.analysis.history.entries import FILE, read_file
 from attnbench.base import units
 from attnbench.errors import AttnbenchError, StoreError
-from attnbench.execution.store import load_info, load_run, runs_in
 from attnbench.schema.case import Case
+from attnbench.store.folder import SWEEP, RunFolder
+from attnbench.store.runs import load_info, load_run
 
 Verdict = Literal["slower", "faster", "no change seen", "not comparable"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -193,7 +194,7 @@ def _beside(first: Source, folders: Sequence[Path]) -> Iterator[Source]:
         paths = sorted(first.path.parent.glob("*.json"))
     else:
         every = dict.fromkeys(p.resolve() for p in (first.path.parent, *folders))
-        paths = [run for folder in every for run in runs_in(folder)]
+        paths = [run.path for folder in every for run in RunFolder.all_in(SWEEP, folder)]
         for folder in every:
             with contextlib.suppress(StoreError):
                 yield from map(of_entry, read_file(folder / FILE))

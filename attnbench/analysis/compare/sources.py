@@ -19,10 +19,11 @@ from attnbench.analysis.apart import CellTime, Key, time_of
 from attnbench.analysis.history.entries import Entry
 from attnbench.base import files
 from attnbench.base.jsontext import decode
-from attnbench.errors import StoreError
-from attnbench.execution.store import Run, find_run, load_run
+from attnbench.errors import StoreError, UsageError
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
+from attnbench.store.folder import GATE, SWEEP, RunFolder
+from attnbench.store.runs import Run, load_run
 from attnbench.theory.traits import case_label
 
 _NOTCH = 1.57  # McGill, Tukey, Larsen, "Variations of box plots", Am. Stat. 32 (1978): of a median
@@ -84,18 +85,23 @@ class Source:
 
 
 def read(text: str, output: Path) -> Source:
-    """A run as `find_run` takes it, or a .json of pytest-benchmark.
+    """A run as `RunFolder.find` takes it, or a .json of pytest-benchmark.
 
     Raises:
         StoreError: there is no such thing, it is damaged, or of another schema.
+        UsageError: it is a gate run, which has two versions of its own.
     """
-    if (file := Path(text)).suffix == ".json" and not os.path.isdir(file):
-        try:
-            data = files.read(file).decode()
-        except (OSError, ValueError) as err:
-            raise StoreError(f"{file} cannot be read ({err})") from err
-        return pytest_benchmark(file, data)
-    return of_run(load_run(find_run(text, output)))
+    file = Path(text)
+    if file.suffix == ".json" and file.name != GATE.file and not os.path.isdir(file):
+        with files.reading(file):
+            return pytest_benchmark(file, files.read(file))
+    found = RunFolder.find(text, output, SWEEP, GATE)
+    if found.kind is GATE:
+        raise UsageError(
+            f"{found.path} is a gate run: it has compared its two versions itself; see it with:"
+            f" attnbench gate --replay {found.path}"
+        )
+    return of_run(load_run(found.path))
 
 
 def of_run(run: Run) -> Source:
@@ -150,7 +156,7 @@ class _File(msgspec.Struct):
     datetime: str = ""
 
 
-def pytest_benchmark(file: Path, text: str) -> Source:
+def pytest_benchmark(file: Path, text: bytes) -> Source:
     """What `pytest --benchmark-json` wrote: a cell a test, the median of its rounds.
 
     Its 95 % interval is the notch of a box plot, median ± 1.57 · IQR / √rounds.
@@ -158,10 +164,8 @@ def pytest_benchmark(file: Path, text: str) -> Source:
     Raises:
         StoreError: it is something else.
     """
-    try:
+    with files.reading(file, ", or not what pytest --benchmark-json writes"):
         found = decode(text, _File)
-    except ValueError as err:
-        raise StoreError(f"{file} is not what pytest --benchmark-json writes: {err}") from err
     cells = {}
     for test in found.benchmarks:
         stats = test.stats

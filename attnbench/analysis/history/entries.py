@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from attnbench.analysis import times
-from attnbench.base.files import lock, write_whole
+from attnbench.base.files import lock, reading, write_whole
 from attnbench.base.files import read as read_bytes
 from attnbench.base.jsontext import decode, encode
 from attnbench.errors import StoreError
-from attnbench.execution.store import INFO, Run, load_run
+from attnbench.store.runs import INFO, Run, load_run
 from attnbench.theory.traits import case_label
 
 FILE = "history.jsonl"
@@ -136,20 +136,14 @@ def read_file(file: Path) -> list[Entry]:
     Raises:
         StoreError: the file cannot be read, or a line is not one of ours; it is named.
     """
-    try:
-        lines = read_bytes(file).splitlines()
-    except FileNotFoundError:
+    if not os.path.lexists(file):
         return []
-    except OSError as err:
-        raise StoreError(f"{file} cannot be read ({err.strerror})") from err
+    with reading(file):
+        lines = read_bytes(file).splitlines()
     found = []
     for number, line in enumerate(lines, start=1):
-        try:
+        with reading(f"{file}, line {number}", ", or not from this version"):
             entry = decode(line, Entry)
-        except ValueError as err:
-            raise StoreError(
-                f"{file}, line {number} is damaged, or not from this version: {err}"
-            ) from err
         _check(entry, f"{file}, line {number}")
         found.append(entry)
     return found

@@ -12,9 +12,9 @@ from attnbench.analysis.scaling.model import models
 from attnbench.analysis.scaling.results import ExponentFit, ModelFit, Scaling
 from attnbench.analysis.scaling.series import Laws, SeriesCells, all_series, measured
 from attnbench.base.units import tally
-from attnbench.execution.store import Run
 from attnbench.schema.finding import LawFinding
 from attnbench.schema.record import Cell, Record
+from attnbench.store.runs import Run
 
 ASK = "verify needs three octaves, e.g. --seq-lens 1,128..1024"
 NEVER_RAN = ("unsupported", "skipped")

@@ -16,11 +16,11 @@ from attnbench.base.parameters import base_name
 from attnbench.base.sample import FULL_SPEED
 from attnbench.base.stats import median, robust_least
 from attnbench.errors import UsageError
-from attnbench.execution.store import Run
 from attnbench.machine import limits
 from attnbench.schema.case import Case
 from attnbench.schema.finding import Cost
 from attnbench.schema.record import Record
+from attnbench.store.runs import Run
 from attnbench.theory.law import Law, parse
 from attnbench.theory.traits import TRAITS, kind_words
 

@@ -6,30 +6,24 @@ While a run goes on, its rounds are in `rounds.jsonl` as they come: what ends it
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from msgspec import Struct
 
-from attnbench.base.files import RECENT, make_folder, read, write_whole
+from attnbench.base.files import read, reading
 from attnbench.base.jsontext import decode, encode, sealed, unsealed
-from attnbench.base.registry import nearest
-from attnbench.errors import StoreError, UsageError
 from attnbench.gate.decide.data import Benchmark, GateRun, Round
 from attnbench.gate.decide.outcome import Outcome
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell
+from attnbench.store.folder import GATE, RunFolder
 from attnbench.version import __version__
 
-NAME, ROUNDS = "gate.json", "rounds.jsonl"
+NAME = GATE.file
 KIND, SCHEMA = "attnbench gate", 3
-
-
-class _Created(Struct):
-    created: str = ""
 
 
 class _StoredCell(Struct):
@@ -82,12 +76,13 @@ def write_gate(folder: Path, run: GateRun, outcome: Outcome) -> Path:
     """
     rows = [vars(row) | {"cell": number} for number, row in enumerate(outcome.rows)]
     decided = vars(outcome) | {"exit_code": int(outcome.exit_code), "rows": rows}
+    stored = RunFolder(GATE, folder)
     with contextlib.suppress(OSError):  # writing says why
         folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / NAME, sealed(_lines(raw(run) | {"decided": decided})) + "\n")
+    stored.write(_lines(raw(run) | {"decided": decided}))
     with contextlib.suppress(OSError):  # all of it is in the file now
-        (folder / ROUNDS).unlink()
-    return folder / NAME
+        stored.journal.unlink()
+    return stored.file
 
 
 def _lines(value: Any) -> str:
@@ -102,47 +97,14 @@ def _lines(value: Any) -> str:
     return "{\n" + ",\n".join(parts) + "\n}"
 
 
-@contextlib.contextmanager
-def result_folder(output: Path, name: str | None, say: Callable[[str], None]) -> Iterator[Path]:
-    """A new folder for the result, gone if nothing was written; git is to leave it alone.
-
-    Where the run ends before its result is written, `say` is told of the rounds it has kept.
-
-    Raises:
-        StoreError: the name is taken or none, or the folder cannot be made.
-    """
-    new = not output.exists()
-    folder = make_folder(output, name, "gate-")
-    try:
-        yield folder
-    finally:
-        if (folder / ROUNDS).exists() and not (folder / NAME).exists():
-            say(f"the rounds so far are kept; decide from them: attnbench gate --replay {folder}")
-        with contextlib.suppress(OSError):
-            if any(folder.iterdir()):  # something was measured
-                (folder / ".gitignore").write_text("*\n", encoding="utf-8")
-            else:
-                folder.rmdir()
-                if new:
-                    output.rmdir()
-
-
-def keep_round(folder: Path, run: GateRun, found: Round) -> None:
-    """Append a round to the folder's `rounds.jsonl`, whose first line is the run as it began.
+def keep_round(folder: RunFolder, run: GateRun, found: Round) -> None:
+    """Append a round to the folder's journal, whose first line is the run as it began.
 
     Raises:
         StoreError: it cannot be written.
     """
-    file = folder / ROUNDS
-    try:
-        with file.open("ab") as out:
-            if not out.tell():
-                out.write(sealed(encode(raw(run)).decode()).encode() + b"\n")
-            out.write(sealed(encode(found).decode()).encode() + b"\n")
-            out.flush()
-            os.fsync(out.fileno())
-    except OSError as err:
-        raise StoreError(f"cannot write {file} ({err.strerror})") from err
+    lines = (found,) if folder.begun else (raw(run), found)
+    folder.append(*(sealed(encode(line).decode()) for line in lines))
 
 
 def load_gate(path: Path, output: Path = Path("results")) -> GateRun:
@@ -153,53 +115,10 @@ def load_gate(path: Path, output: Path = Path("results")) -> GateRun:
     Raises:
         StoreError: there is no such run, or the file is damaged or not ours.
     """
-    file = find_gate(str(path), output)
-    try:
+    file = RunFolder.find(str(path), output, GATE).file
+    with reading(file, f", or not by attnbench gate of schema {SCHEMA}"):
         data = read(file)
         # Of rounds that are kept a line each, the last may be cut off.
         lines = data.split(b"\n")[:-1] if file.suffix == ".jsonl" else [data]
         head, *rounds = lines or [b""]
         return run_of(unsealed(head), [unsealed(line) for line in rounds])
-    except OSError as err:
-        raise StoreError(f"{file} cannot be read ({err.strerror})") from err
-    except (ValueError, UsageError) as err:
-        why = " ".join(str(err).split())
-        raise StoreError(
-            f"{file} is damaged, or not by attnbench gate of schema {SCHEMA}: {why:.300}"
-        ) from err
-
-
-def find_gate(text: str, output: Path) -> Path:
-    """The `gate.json` of a run named by file, folder, name in `output`, or one of `RECENT`.
-
-    Raises:
-        StoreError: there is no such run; the message names the nearest, or how to make one.
-    """
-    known = sorted(output.glob(f"*/{NAME}"))
-    if text in RECENT[: len(known)]:
-        return sorted(known, key=_created)[-1 - RECENT.index(text)]
-    for path in (Path(text), output / text):
-        for file in (path, path / NAME, path / ROUNDS):
-            if os.path.isfile(file):  # unlike Path.is_file, False where a name is too long
-                return file
-    names = [file.parent.name for file in known]
-    listed = ", ".join(names[-8:]) or "none; make one with: attnbench gate"
-    raise StoreError(f"no gate run '{text}'{nearest(text, names)}; gate runs in {output}: {listed}")
-
-
-def _created(file: Path) -> str:
-    try:
-        return decode(read(file), _Created).created
-    except (OSError, ValueError):
-        return ""
-
-
-def folder_of_gate(text: str, output: Path) -> Path | None:
-    """The folder of the gate run named, itself, by its file or in `output`; None of a sweep's."""
-    named = Path(text).parent if Path(text).name == NAME else Path(text)
-    found = (
-        folder
-        for folder in (named, output / text)
-        if os.path.isfile(folder / NAME) and not os.path.exists(folder / "run.json")
-    )
-    return next(found, None)

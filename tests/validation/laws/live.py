@@ -12,9 +12,10 @@ from attnbench.base import units
 from attnbench.base.stats import median
 from attnbench.cli.verdicts import measure_until_decided
 from attnbench.execution.process import Settings
-from attnbench.execution.store import Run, load_run
 from attnbench.planning.plan import Axes
 from attnbench.schema.finding import VERDICTS
+from attnbench.store.folder import SWEEP, RunFolder
+from attnbench.store.runs import Run, load_run
 from tests.validation.neighbours import swept_beside
 from tests.validation.page import Table
 from tests.validation.runner import Figures
@@ -32,7 +33,7 @@ def measured(neighbours: int, budget_s: float, seed: int) -> Figures:
     begin = time.monotonic()
     with swept_beside(neighbours, axes, settings) as path:
         swept_s = time.monotonic() - begin
-        measure_until_decided(path, begin + budget_s, quiet=True)
+        measure_until_decided(RunFolder(SWEEP, path), begin + budget_s, quiet=True)
         run = load_run(path)
     return {
         "seed": seed, "swept_s": swept_s, "wall_s": time.monotonic() - begin,

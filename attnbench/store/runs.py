@@ -1,4 +1,4 @@
-"""Run folders: each record is appended, flushed and synced when it exists; a killed run loads."""
+"""Runs: made with a plan, a record appended when it exists, and loaded, also after a kill."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from attnbench.base import files
-from attnbench.base.files import RECENT, lock, make_folder, write_whole
-from attnbench.base.jsontext import checksum, decode, dumps, sealed, unsealed
-from attnbench.base.registry import nearest
-from attnbench.errors import AttnbenchError, StoreError
+from attnbench.base.jsontext import checksum, decode, dumps, unsealed
+from attnbench.errors import StoreError
 from attnbench.schema.record import SCHEMA, Cell, Record, merged
+from attnbench.store.folder import SWEEP, RunFolder
 
-INFO = "run.json"
-PLAN = "plan.json"
-RECORDS = "records.jsonl"
+INFO, PLAN, RECORDS = SWEEP.file, "plan.json", SWEEP.journal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +92,7 @@ class Run:
         path = shlex.quote(str(self.path))
         facts = [f"only {done} of {planned} planned cells measured"] * (done < planned)
         facts += [f"the last line of {RECORDS} was cut off and is left out"] * self.torn
-        facts += [f"go on with: attnbench sweep --resume {shlex.quote(str(self.path))}"] * bool(
-            facts
-        )
+        facts += [f"go on with: attnbench sweep --resume {path}"] * bool(facts)
         if "merged" in self.info and (shard := self.info.get("shard")):
             facts.append(f"shards of its plan are missing: {', '.join(missing_shards(shard))}")
             facts.append(f"merge them with it: attnbench merge {path} RUN")
@@ -110,101 +105,30 @@ def missing_shards(shard: dict[str, Any]) -> list[str]:
     return [f"{i}/{count}" for i in range(1, count + 1) if i not in have]
 
 
-class RunWriter(contextlib.AbstractContextManager["RunWriter"]):
-    """Appends records to one run folder, which nobody else writes to until it is closed.
+@contextlib.contextmanager
+def new_run(output: Path, name: str | None, info: dict[str, Any]) -> Iterator[RunFolder]:
+    """Make the folder `output`/`name` (a time stamp unless given) with `run.json`, and lock it.
 
-    Use as a context manager, or call `close`.
+    The plan, which may be long, has a file of its own, since `run.json` is written again.
 
     Raises:
-        StoreError: another process writes to it, or it cannot be written.
+        StoreError: the name is taken or not a plain folder name, or nothing can be written.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        # Never through a link, which may lead out of the folder.
-        how = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-        try:
-            descriptor = os.open(path / RECORDS, how, 0o666)
-        except OSError as err:
-            linked = "is a symbolic link, through which nothing is written"
-            why = linked if err.errno == errno.ELOOP else f"cannot be appended to ({err.strerror})"
-            raise StoreError(f"{path / RECORDS} {why}") from err
-        # Unbuffered: what could not be written must not be tried again when the file is closed.
-        self._file = os.fdopen(descriptor, "a+b", buffering=0)
-        lock(descriptor, path)
-
-    @classmethod
-    def create(cls, output: Path, name: str | None, info: dict[str, Any]) -> Self:
-        """Make the folder `output`/`name` (a time stamp unless given) and write `run.json`.
-
-        The plan, which may be long, has a file of its own, since `run.json` is written again.
-
-        Raises:
-            StoreError: the name is taken or not a plain folder name, or nothing can be written.
-        """
-        path = make_folder(output, name, instead=f", or continue it with --resume {name}")
-        plan = _shortened(info.get("plan") or ())
-        own = {"schema": SCHEMA, "run_id": path.name}
-        try:
-            write_whole(path / PLAN, plan)
-            write_info(path, own | info | {"planned": checksum(plan.encode())})
-        except StoreError:
-            (path / PLAN).unlink(missing_ok=True)
-            path.rmdir()  # no run was made, and its name is free
-            raise
-        return cls(path)
-
-    def cut_torn(self) -> None:
-        """Cut off what a kill left of an unfinished last line.
-
-        Raises:
-            StoreError: the records cannot be written.
-        """
-        records = self.path / RECORDS
-        try:
-            with files.open_file(records) as lines:
-                complete = sum(len(line) for line in lines if line.endswith(b"\n"))
-            os.truncate(self._file.fileno(), complete)
-        except OSError as err:
-            raise StoreError(f"cannot append to {records} ({err.strerror})") from err
-
-    def append(self, *records: Record) -> None:
-        """Write records so that they survive a kill or a power cut from here on.
-
-        Raises:
-            StoreError: the disk is full or the folder has gone.
-        """
-        lines = memoryview("".join(f"{record.to_line()}\n" for record in records).encode())
-        try:
-            while lines:
-                lines = lines[self._file.write(lines) :]
-            os.fsync(self._file.fileno())
-            if not os.fstat(self._file.fileno()).st_nlink:
-                raise StoreError(f"{self.path / RECORDS} was removed while it was written to")
-        except OSError as err:
-            raise StoreError(
-                f"cannot append to {self.path / RECORDS} ({err.strerror}); the records so far"
-                f" are kept, continue with: attnbench sweep --resume {shlex.quote(str(self.path))}"
-            ) from err
-
-    def close(self) -> None:
-        """Close the records file."""
-        self._file.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    plan = _shortened(info.get("plan") or ())
+    with RunFolder.create(SWEEP, output, name) as folder:
+        own = {"schema": SCHEMA, "run_id": folder.path.name}
+        files.write_whole(folder.path / PLAN, plan)
+        write_info(folder, own | info | {"planned": checksum(plan.encode())})
+        yield folder.lock()
 
 
-def write_info(path: Path, info: dict[str, Any]) -> None:
-    """Write `run.json` in one step: a kill leaves the old one or the new one, never half.
-
-    The plan, which has a file of its own, is left out.
+def write_info(folder: RunFolder, info: dict[str, Any]) -> None:
+    """Write `run.json`, without the plan, which has a file of its own.
 
     Raises:
         StoreError: the folder cannot be written.
     """
-    kept = {name: v for name, v in info.items() if name != "plan"}
-    write_whole(path / INFO, sealed(dumps(kept, indent=1)))
+    folder.write(dumps({name: v for name, v in info.items() if name != "plan"}, indent=1))
 
 
 def _shortened(plan: Iterable[dict[str, Any]]) -> str:
@@ -217,18 +141,15 @@ def _shortened(plan: Iterable[dict[str, Any]]) -> str:
     return f"[{rows}]\n"
 
 
-def _load_plan(path: Path, planned: str) -> list[dict[str, Any]]:
-    """Inverse of `_shortened`; `planned` is the checksum of its file."""
-    try:
+def _load_plan(path: Path, info: dict[str, Any]) -> list[Cell]:
+    """Inverse of `_shortened`; the rows go into `info`, which has the checksum of their file."""
+    with files.reading(path / PLAN, hint="; restore it"):
         text = files.read(path / PLAN)
-        if checksum(text) != planned:
-            raise StoreError(f"{path / PLAN} was changed since it was written; restore it")
+        if checksum(text) != info["planned"]:
+            raise ValueError("it was changed since it was written")
         rows = decode(text, list[_Cases])
-    except OSError as err:
-        raise StoreError(f"{path / PLAN} cannot be read ({err.strerror}); restore it") from err
-    except ValueError as err:
-        raise StoreError(f"{path / PLAN} is damaged: {err}; restore it") from err
-    return [{"case": row.case, "impl": impl} for row in rows for impl in row.impls]
+        info["plan"] = [{"case": row.case, "impl": impl} for row in rows for impl in row.impls]
+        return [Cell.from_json(row) for row in info["plan"]]
 
 
 def load_run(path: Path) -> Run:
@@ -238,15 +159,11 @@ def load_run(path: Path) -> Run:
         StoreError: no such run, or a file in it that is damaged, changed or not ours.
     """
     info, file = load_info(path), path / RECORDS
-    info["plan"] = _load_plan(path, info["planned"])
-    try:
-        own = [Cell.from_json(row) for row in info["plan"]]
-    except AttnbenchError as err:
-        raise StoreError(f"{path / PLAN} has a damaged plan ({err!s:.200})") from err
+    own = _load_plan(path, info)
     planned = {cell.key for cell in own}
     latest: dict[tuple[tuple[str, str], int], Record] = {}
     torn = False
-    try:
+    with files.reading(file):
         for number, line in enumerate(_lines(file), start=1):
             if torn := not line.endswith(b"\n"):
                 break
@@ -262,8 +179,6 @@ def load_run(path: Path) -> Run:
             key = record.cell.key, record.process
             latest.pop(key, None)
             latest[key] = record
-    except OSError as err:
-        raise StoreError(f"{file} cannot be read ({err.strerror})") from err
     cells: dict[tuple[str, str], list[Record]] = {}
     for record in latest.values():
         cells.setdefault(record.cell.key, []).append(record)
@@ -302,55 +217,13 @@ def load_info(path: Path) -> dict[str, Any]:
         StoreError: the folder is not a run, or the file is damaged or not ours.
     """
     file = path / INFO
-    try:
+    if not os.path.lexists(file):
+        raise StoreError(f"{path} is not a run: no {INFO}")
+    with files.reading(file, ", or not from attnbench", "; restore it, or measure again"):
         info = decode(unsealed(files.read(file)), dict[str, Any])
         if (found := info.get("schema")) != SCHEMA:
             reads = f"this version reads {SCHEMA}: measure again"
             raise StoreError(f"{file} has schema {found!r:.20}; {reads}")
         if not (isinstance(info.get("run_id"), str) and isinstance(info.get("planned"), str)):
             raise ValueError("it has no run_id, or no checksum of a plan")
-    except FileNotFoundError as err:
-        raise StoreError(f"{path} is not a run: no {INFO}") from err
-    except OSError as err:
-        raise StoreError(f"{file} cannot be read ({err.strerror})") from err
-    except ValueError as err:
-        raise StoreError(
-            f"{file} is damaged, or not from attnbench: {err}; restore it, or measure again"
-        ) from err
     return info
-
-
-def runs_in(output: Path) -> list[Path]:
-    """Run folders in `output`, the oldest first by their recorded creation time."""
-    found = []
-    for file in output.glob(f"*/{INFO}"):
-        try:
-            found.append((str(load_info(file.parent).get("created", "")), file.parent))
-        except StoreError:
-            continue  # a folder of someone else's is not a run; naming it says why
-    return [path for _, path in sorted(found)]
-
-
-def find_run(text: str, output: Path) -> Path:
-    """The folder of a run named by its folder, its name in `output`, or one of `RECENT`.
-
-    Raises:
-        StoreError: there is no such run; the message names the nearest, or how to make one.
-    """
-    if text in RECENT:
-        runs, back = runs_in(output), RECENT.index(text)
-        if len(runs) <= back:
-            only = f"only {runs[0].name}" if runs else "no run"
-            raise StoreError(f"{only} in {output} yet; make one with: attnbench sweep")
-        return runs[-1 - back]
-    if not text.strip():
-        raise StoreError(f"a run without a name: name a folder, a run in {output}, or latest")
-    candidates = (Path(text), output / text)
-    for candidate in candidates:
-        if os.path.exists(candidate / INFO):  # unlike Path.exists, False where a name is too long
-            return candidate
-    for candidate in filter(os.path.isdir, candidates):
-        raise StoreError(f"{candidate} is not a run: no {INFO}")
-    names = [path.name for path in runs_in(output)]
-    known = ", ".join(names[-8:]) or "none; make one with: attnbench sweep"
-    raise StoreError(f"no run '{text}' in {output}{nearest(text, names)}; runs: {known}")

@@ -1,0 +1,1 @@
+"""Runs, gate runs and profiles on disk: made, locked, appended to, loaded, found by name."""
