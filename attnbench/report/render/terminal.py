@@ -90,6 +90,7 @@ def _table(table: Table, to: Console) -> Iterator[RenderableType]:
 
 
 def _line(text: str, to: Console, style: str = "") -> Shown:
-    """A line, broken between words; what goes on in another one hangs by two blanks."""
-    filled = units.filled(text, to.width, 2) if to.width < 10_000 else text
-    return Shown(filled, style, no_wrap=True)
+    """A line, broken between words, or in one that is too long; two blanks hang before the rest."""
+    if to.width >= 10_000 or any(len(word) > to.width - 4 for word in text.split()):
+        return Shown(text, style)
+    return Shown(units.filled(text, to.width, 2), style, no_wrap=True)

@@ -116,7 +116,7 @@ def grid(table: Table) -> Grid:
     columns: list[list[tuple[str, Sign | None]]] = []
     for i in shown:
         column = [row[i] for row in cells]
-        header.append(heads[i])
+        header.append(clean(heads[i]))
         units_of = {of.unit for of in column if isinstance(of, Value)}
         numbers.append(bool(units_of - {"text"}))
         columns.append(
