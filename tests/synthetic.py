@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.base.jsontext import sealed
+from attnbench.report.documents import sweep
+from attnbench.report.files import write_files
 from attnbench.schema.case import Case, Mask, Pass, Position, parse_mask, parse_position
 from attnbench.schema.record import SCHEMA, Cell, Record, Sample
-from attnbench.store.runs import new_run
+from attnbench.store.runs import load_run, new_run
 
 CPU = {
     "device": "cpu", "device_name": "AMD EPYC 9B14", "cores": 2, "threads": 2,
@@ -284,3 +286,9 @@ RUNS = {
 def write_named(folder: Path, name: str) -> Path:
     """Write one of `RUNS`."""
     return write_run(folder, name, RUNS[name]())
+
+
+def write_report(path: Path) -> Path:
+    """Write the page, the Markdown and the plots of a run; return the page."""
+    write_files(path, sweep.document(load_run(path)))
+    return path / "report.html"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import io
 import json
 import os
 import shutil
@@ -13,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from attnbench.base.jsontext import sealed
-from attnbench.cli.sweep import _print_summary
 from attnbench.errors import StoreError
-from attnbench.report.pages import write_report
+from attnbench.report.documents import sweep
+from attnbench.report.render import rendered
 from attnbench.schema.case import Case
 from attnbench.store.folder import SWEEP, RunFolder
 from attnbench.store.runs import INFO, RECORDS, load_run, write_info
@@ -73,8 +71,8 @@ def test_what_keeps_a_report_from_being_written_is_said(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(os, "rmdir", rmdir)
-    with pytest.raises(StoreError, match=r"cannot write a report into .*\(Permission denied\)"):
-        write_report(path)
+    with pytest.raises(StoreError, match=r"cannot write .*\(Permission denied\)"):
+        synthetic.write_report(path)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +90,7 @@ def test_a_report_is_never_written_through_a_link(tmp_path, names):
             shutil.move(path / name, target)
         (path / name).symlink_to(target)
     before = {file: file.read_bytes() for file in outside.iterdir()}
-    write_report(path)
+    synthetic.write_report(path)
     write_info(RunFolder(SWEEP, path), load_run(path).info)
     assert {file: file.read_bytes() for file in outside.iterdir()} == before
     assert not any((path / name).is_symlink() for name in names)
@@ -121,12 +119,11 @@ def test_no_text_of_a_run_steers_a_terminal_or_hides_in_a_table(
         lines = [sealed(line.rpartition(', "checksum"')[0] + "}") for line in lines]
         (path / RECORDS).write_text("".join(line + "\n" for line in lines))
     synthetic.edit(path / INFO, lambda info: info | {"options": {"--impls": text}})
-    page = write_report(path).read_text()
+    page = synthetic.write_report(path).read_text()
     shown = [cli("export", path, "--format", kind).stdout for kind in ("csv", "json")]
     shown += [page, (path / "report.md").read_text(), cli("compare", path, path).stdout]
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        _print_summary(load_run(path))
-    for found in (*shown, out.getvalue()):
+    shown.append(rendered(sweep.document(load_run(path), brief=True)))
+    for found in shown:
         assert "[31mred" in found or found == shown[4]
         assert set(found) & set(HOSTILE) <= {"\n", "\t"}
     assert str(load_run(path).records[1].reason).endswith("\\u001b, 3 µs")  # what is harmless stays

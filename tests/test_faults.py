@@ -48,7 +48,7 @@ def hostile_rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     sizes = ("--seq-lens", f"{HARMLESS},24", "--processes", 2, "--threads", "1")
     ran = run_attnbench("sweep", *names, *sizes, *TINY, "--name", "r", cwd=folder)
     assert ran.returncode == 1  # as there are incorrect rows
-    assert "incorrect: writes-to-its-input (1 cell): " in ran.stdout
+    assert "writes-to-its-input (1 cell, n=24): incorrect: " in ran.stdout
     assert "hostile.py changed the default dtype; restored" in ran.stderr
     assert "Traceback" not in ran.stderr
     return {(row["impl"], row["seq_len"]): row for row in exported(folder / "results" / "r")}
@@ -226,7 +226,7 @@ def test_a_sweep_in_which_no_cell_was_measured_does_not_exit_with_0(
     monkeypatch.setattr(LocalRunner, "run", failed)
     result = cli("sweep", "--impls", "naive", "--output", tmp_path, "--name", "r")
     assert result.exit_code == code
-    assert f"{status}: naive (1 cell): it has to be" in result.stdout
+    assert f"naive (1 cell, n=512): {status}: it has to be" in result.stdout
 
 
 @pytest.mark.usefixtures("imagined_worker")

@@ -50,7 +50,7 @@ def test_a_sweep_whose_progress_nobody_reads_ends_as_it_would_with_its_table_who
     assert ended.returncode == code
     assert [r.status for r in load_run(tmp_path / "results" / "r").records] == ["ok", "ok"]
     if not both:
-        assert ended.stdout.splitlines()[-1].startswith("report:  attnbench report")
+        assert ended.stdout.splitlines()[-1].startswith("report: attnbench report")
 
 
 def pipe() -> tuple[Any, Callable[[], None]]:

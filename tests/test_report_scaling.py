@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from attnbench.analysis.scaling.results import Scaling, Uncertain
 from attnbench.report import figures, growth, models
-from attnbench.report.pages import draw_growth, write_report
+from attnbench.report.pages import draw_growth
 from attnbench.schema.case import Case
 from tests import fits, synthetic, test_report
 from tests.test_report import Page
@@ -29,22 +29,21 @@ def unwritten(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Figure]]:
 
 def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Scaling, **info: Any) -> Path:
     """A report of a small run whose scaling is `found`; charts against n are left out."""
-    monkeypatch.setattr("attnbench.report.content.scaling", lambda _: found)
+    monkeypatch.setattr("attnbench.report.documents.sweep.scaling", lambda _: found)
     monkeypatch.setattr("attnbench.report.pages.draw_charts", lambda *_: [])
     sizes = info.pop("sizes", (128, 256, 512))
     records = [synthetic.ok(Case(seq_len=n), impl) for n in sizes for impl in ("naive", "sdpa")]
-    return write_report(synthetic.write_run(tmp_path, "grown", records))
+    return synthetic.write_report(synthetic.write_run(tmp_path, "grown", records))
 
 
 @pytest.mark.usefixtures("unwritten")
 def test_a_long_table_of_verdicts_says_what_it_leaves_out(tmp_path, monkeypatch):
-    monkeypatch.setattr("attnbench.report.growth.MOST_FINDINGS", 4)
-    monkeypatch.setattr("attnbench.report.pages.MOST_VERDICTS", 3)
+    monkeypatch.setattr("attnbench.report.documents.sweep.MOST_VERDICTS", 3)
     page = report(tmp_path, monkeypatch, fits.full())
-    assert "7 more verdicts are not shown here" in Page(page).text
+    assert "5 more verdicts are not shown here" in Page(page).text
     markdown = (page.parent / "report.md").read_text()
     assert "Of these, 4 are FLOPs and workspace that are as predicted" in markdown
-    assert "and 4 more verdicts in report.html" in markdown
+    assert "5 more verdicts are not shown here" in markdown
 
 
 LONG = "an-implementation-whose-name-goes-on-and-on-and-on-for-ever"

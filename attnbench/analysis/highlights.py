@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
-from attnbench.analysis.axes import label, label_axes, slices
-from attnbench.analysis.columns import COLUMNS
-from attnbench.analysis.leads import against, approx, hardest_case, known_ratio, leads, tie
+from attnbench.analysis.axes import label, slices
+from attnbench.analysis.leads import against, hardest_case, leads
 from attnbench.analysis.notes import doubt_sentence, suspect_sentence
 from attnbench.analysis.table import WORST_FIRST, time_ratio
 from attnbench.base import units
@@ -136,100 +133,3 @@ def failed_sentence(frame: pd.DataFrame) -> str:
         return f"All {cells} cells passed their check and were measured."
     one = "The only cell passed its check and was measured."
     return "No cell has been recorded yet." if frame.empty else one
-
-
-# The summary table: one row a column.
-
-
-@dataclass(frozen=True)
-class SummaryColumn:
-    """One column for people: its header, the columns that it shows, and the text of a row.
-
-    One with `where` is shown where that holds of the records table.
-    """
-
-    header: str
-    of: tuple[str, ...]
-    text: Callable[[Mapping[Any, Any]], str]
-    where: Callable[[pd.DataFrame], bool] | None = None
-
-    @property
-    def meaning(self) -> str:
-        """How to read it."""
-        return "; ".join(COLUMNS.get(name).meaning for name in self.of)
-
-
-def _time(row: Mapping[Any, Any]) -> str:
-    """The time, behind a mark where it cannot be right (!) or has no bound for its error (?)."""
-    sure = units.is_unknown(row["suspect"]), units.is_unknown(row["unsteady"])
-    mark = "" if all(sure) else "? " if sure[0] else "! "
-    return mark + units.time(row["time_us"])
-
-
-def _speed(row: Mapping[Any, Any]) -> str:
-    """The ratio; whether it is level; a * where the two times give another one."""
-    value, low, high = known_ratio(row, "speedup")
-    odd = row["impl"] != row["baseline"] and not units.is_unknown(row["speedup_reason"])
-    level = low is not None and high is not None and low <= 1 <= high and tie(low, high)[0]
-    return units.ratio(value) + "*" * (odd and value is not None) + " level" * level
-
-
-def _mask(row: Mapping[Any, Any]) -> str:
-    shares = units.percent(row["mask_density"]), units.percent(row["mask_block_density"])
-    return ", ".join((*shares, units.time(row["mask_build_us"])))
-
-
-SUMMARY: dict[str, SummaryColumn] = {
-    "impl": SummaryColumn("implementation", ("impl",), lambda row: row["impl"]),
-    "time": SummaryColumn("time", ("time_us", "unsteady", "suspect"), _time),
-    "interval": SummaryColumn(
-        "95 % interval", ("time_us_low",),
-        lambda row: units.time_interval(row["time_us_low"], row["time_us_high"]),
-    ),
-    "speed": SummaryColumn("speed vs {baseline}", ("speedup", "speedup_reason"), _speed),
-    "speed_interval": SummaryColumn(
-        "95 % CI", ("speedup_low",),
-        lambda row: units.ratio_interval(row["speedup_low"], row["speedup_high"]),
-    ),
-    "behind": SummaryColumn("vs fastest", ("behind",), lambda row: units.ratio(row["behind"])),
-    "rate": SummaryColumn("useful rate", ("tflops",), lambda row: units.flop_rate(row["tflops"])),
-    "workspace": SummaryColumn(
-        "workspace", ("memory_workspace_bytes",),
-        lambda row: units.size(row["memory_workspace_bytes"]),
-    ),
-    "error": SummaryColumn(
-        "error / allowed", ("error_ratio",), lambda row: units.digits(row["error_ratio"], 2)
-    ),
-    "status": SummaryColumn("status", ("status",), lambda row: row["status"]),
-    "approx": SummaryColumn(
-        "off exact, local", ("approx_error", "approx_error_local"), approx,
-        lambda frame: bool(frame["approx_error"].notna().any()),
-    ),
-    "mask": SummaryColumn(
-        "mask: pairs, blocks, built", ("mask_density", "mask_block_density", "mask_build_us"),
-        _mask, lambda frame: not frame["mask"].isin(("full", "causal")).all(),
-    ),
-}  # fmt: skip
-
-
-def summary_columns(frame: pd.DataFrame) -> dict[str, SummaryColumn]:
-    """The SUMMARY columns that have something to say of the rows of the records table."""
-    baseline = str(next(iter(frame["baseline"].dropna()), "the baseline"))
-    return {
-        name: replace(column, header=column.header.format(baseline=baseline))
-        for name, column in SUMMARY.items()
-        if column.where is None or column.where(frame)
-    }
-
-
-def summary_rows(frame: pd.DataFrame) -> list[dict[str, str]]:
-    """Return one dict of texts a row, in `frame`'s order: `case` and then the SUMMARY columns.
-
-    `frame` is that of `table.load`. `case` names the axes that vary in its workload.
-    """
-    names = label_axes(frame)
-    return [
-        {"case": label(row, names[row["workload"]])}
-        | {name: column.text(row) for name, column in SUMMARY.items()}
-        for row in frame.to_dict("records")
-    ]

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,7 @@ def found_run(text: str, output: Path, *, warn: bool = True) -> Run:
     return run
 
 
-def show(document: Document, options: dict[str, Any]) -> None:
+def show(document: Document, options: Mapping[str, Any] = {}) -> None:
     """Print a document in the format of the options.
 
     Raises:
@@ -81,7 +81,7 @@ def show(document: Document, options: dict[str, Any]) -> None:
     """
     from attnbench.report.render import rendered
 
-    format_ = "json" if options["as_json"] else options["format_"]
+    format_ = "json" if options.get("as_json") else options.get("format_", "text")
     click.echo(rendered(document, format_), nl=False)
 
 

@@ -129,8 +129,8 @@ class SweepDisplay(_Display):
         """Say what will be done, how far it is, and what became of each cell."""
         match event:
             case events.Starting():  # what lines and the table need is loaded meanwhile
-                importlib.import_module("attnbench.analysis.highlights")
-                importlib.import_module("attnbench.report.render.tables")
+                importlib.import_module("attnbench.report.documents.sweep")
+                importlib.import_module("attnbench.report.render.terminal")
             case events.Planned(plan, Path() as path):
                 self._planned(plan, path)
             case events.Working(stage, case, impl):

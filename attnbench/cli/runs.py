@@ -91,18 +91,19 @@ def report(run: str, output: Path, baseline: str | None) -> None:
     found = RunFolder.find(run, output, SWEEP, GATE)
     path = found.path
     if found.kind is SWEEP:
-        from attnbench.report.pages import write_report
+        from attnbench.report.documents import sweep
+        from attnbench.store.runs import load_run
 
-        click.echo(write_report(path, baseline))
+        click.echo(written(path, sweep.document(load_run(path), baseline)).commands[0][1])
         return
     if baseline:
         raise UsageError(f"{path} is a gate run, which has a base of its own; drop --baseline")
     from attnbench.gate.decide.stored import load_gate
     from attnbench.gate.decide.verdict import decide
-    from attnbench.report.documents.gate import document
+    from attnbench.report.documents import gate
 
     loaded = load_gate(found.file)
-    click.echo(written(path, document(loaded, decide(loaded)), ["html"]).commands[0][1])
+    click.echo(written(path, gate.document(loaded, decide(loaded)), ["html"]).commands[0][1])
 
 
 @click.command()

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from attnbench.base.units import ALL_THREADS, counted, seconds
+from attnbench.base.units import ALL_THREADS
 from attnbench.cli.options import (
     AXIS_FIELDS,
     axes_options,
     command_options,
     given,
     impl_files,
-    say,
+    show,
 )
-from attnbench.errors import ExitCode, UsageError
+from attnbench.errors import UsageError
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from attnbench.execution.events import Events
     from attnbench.execution.session import SweepRequest
-    from attnbench.store.runs import Run
 
-_SHOWN = 60  # rows of the table at the end
-# Its columns; those that are always shown; and in which order the others give way.
-_COLUMNS = (
-    "impl", "time", "interval", "speed", "speed_interval", "behind", "rate", "workspace", "error",
-    "approx", "mask", "status",
-)  # fmt: skip
-_KEPT = ("impl", "time", "interval", "speed", "speed_interval")
-_SPARE = ("mask", "error", "rate", "behind", "workspace", "approx")
 _WITH_RESUME = (
     "resume", "retry", "output", "dry_run", "quiet", "max_total_time", "on", "ray_address", "mixed",
 )  # fmt: skip
@@ -59,6 +47,7 @@ def sweep(**options: Any) -> None:
     from attnbench.cli.progress import SweepDisplay, print_plan
     from attnbench.execution import session
     from attnbench.execution.events import follow
+    from attnbench.report.documents.sweep import document
     from attnbench.schema.record import FAILURES
     from attnbench.store.folder import SWEEP, RunFolder
     from attnbench.store.runs import load_run
@@ -92,15 +81,10 @@ def sweep(**options: Any) -> None:
     if dry_run or path is None:
         return
     run = load_run(path)
-    if quiet:
-        click.echo(path)
-    else:
-        _print_summary(run)
-    found = {record.status for record in run.records}
-    if "incorrect" in found:
-        raise SystemExit(ExitCode.FINDING)
-    if "ok" not in found:
-        raise SystemExit(ExitCode.USAGE)
+    found = document(run, brief=True)
+    click.echo(path) if quiet else show(found)
+    if found.exit_code:
+        raise SystemExit(found.exit_code)
 
 
 def _request(options: dict[str, Any], ray: str | None) -> SweepRequest:
@@ -144,73 +128,3 @@ def _written(value: Any) -> Any:
     if isinstance(value, tuple):
         return ["all" if part == ALL_THREADS else part for part in value]
     return str(value) if isinstance(value, Path) else value
-
-
-def _print_summary(run: Run) -> None:
-    """Who is fastest, the rows best first, what failed, where the time went, the next command."""
-    from attnbench.analysis.highlights import (
-        measured_on,
-        models_sentence,
-        summary_columns,
-        summary_rows,
-    )
-    from attnbench.analysis.leads import leads
-    from attnbench.analysis.notes import doubt_sentence, suspect_sentence
-    from attnbench.analysis.table import failures, load, spent
-    from attnbench.report.render.tables import condensed, table
-
-    frame = load(run)
-    for sentence in leads(run, frame):
-        say(sentence)
-    measured = frame[frame["status"] == "ok"]
-    rows = summary_rows(measured)
-    shown = rows if len(rows) <= _SHOWN else _largest(rows, measured)
-    columns = summary_columns(frame)
-    names = [name for name in _COLUMNS if name in columns]
-    lines = [[row["case"], *(row[name] for name in names)] for row in shown]
-    heads = {name: column.header for name, column in columns.items()} | {"impl": "impl"}
-    kept, header = [heads[name] for name in _KEPT], ["case", *(heads[name] for name in names)]
-    header, lines, alike = condensed(header, lines, kept)
-    if lines:
-        if header[0] == "case":  # once for the rows of a case
-            firsts = [line[0] for line in lines]
-            for before, line in zip(firsts, lines[1:], strict=False):
-                line[0] = "" if line[0] == before else line[0]
-        numbers = [head for head in header if head not in ("case", "impl", "status")]
-        spare = [head for name in _SPARE if (head := heads.get(name)) in header]
-        click.echo()
-        click.echo(table(header, lines, numbers, spare, cut="impl"), nl=False)
-        if alike:
-            say(f"in all rows: {alike}")
-    odd = measured[measured["speedup_reason"].notna() & (measured["impl"] != measured["baseline"])]
-    for row in odd[odd["speedup"].notna()].head(3).to_dict("records"):
-        say(f"* {row['impl']}, n={row['seq_len']}: {row['speedup_reason']}")
-    if len(shown) < len(rows):
-        say(
-            f"{len(shown)} of {len(rows)} rows: the largest sizes; all: attnbench export"
-            f" {shlex.quote(str(run.path))} --format csv"
-        )
-    device, how = measured_on(run, frame)
-    if how:
-        say(f"{device}: {how}")
-    doubts = suspect_sentence(frame), doubt_sentence(run, frame)
-    for sentence in filter(None, (run.unfinished, models_sentence(frame), *doubts)):
-        say(sentence)
-    failed = failures(frame).to_dict("records")
-    if failed:
-        say("not measured:" if rows else "no cell was measured:")
-    for cell in failed:
-        count = counted(cell["cells"], "cell")
-        say(f"  {cell['status']}: {cell['impl']} ({count}): {cell['reason']}", hang=4)
-    wall_s = run.info.get("spent", {}).get("wall_s")
-    if wall_s is not None:
-        stages = ", ".join(f"{stage} {seconds(value)}" for stage, value in spent(run))
-        say(f"wall time {seconds(wall_s)}: {stages}")
-    click.echo(f"records: {run.path / 'records.jsonl'}")
-    click.echo(f"report:  attnbench report {shlex.quote(str(run.path))}")
-
-
-def _largest(rows: list[dict[str, str]], frame: pd.DataFrame) -> list[dict[str, str]]:
-    """The rows of the largest n of each workload, at most `_SHOWN`."""
-    top = frame.groupby("workload")["seq_len"].transform("max")
-    return [r for r, keep in zip(rows, frame["seq_len"] == top, strict=True) if keep][:_SHOWN]

@@ -20,8 +20,8 @@ VERSION = __version__
 Sign = Literal["good", "better", "bad", "open", "none"]
 # `change` is a ratio, shown by what it is above 1; `tflops` and `gbps` are rates.
 Unit = Literal[
-    "text", "number", "count", "us", "s", "bytes", "ratio", "change", "delta_us", "delta_bytes",
-    "share", "tflops", "gbps",
+    "text", "impl", "number", "count", "us", "s", "bytes", "ratio", "change", "delta_us",
+    "delta_bytes", "share", "tflops", "gbps",
 ]  # fmt: skip
 
 
@@ -29,7 +29,7 @@ Unit = Literal[
 class Value:
     """A number in its unit, with its interval [low, high] where that is known.
 
-    None is unknown, never 0. `of` names the quantity, where a column holds several.
+    None is unknown, never 0. `of` names the quantity, where a column holds several; `mark` follows.
     """
 
     number: float | int | str | None
@@ -37,6 +37,7 @@ class Value:
     low: float | None = None
     high: float | None = None
     of: str = ""
+    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,26 +84,34 @@ class Table:
 
     A column whose header is empty stands in JSON alone. Those of `spare` go first where the place
     is too narrow, in this order; then texts of the column `cut` lose their middle. A terminal shows
-    the first `most` rows. `interval` heads the column of intervals; with `sums` the last row
-    is the sum.
+    the first `most` rows. `intervals` has headers of the intervals of columns; with `sums` the last
+    row is the sum; `bold` are numbers of rows; with `grouped` rows of one group follow each other,
+    and their first cell is shown once.
     """
 
     columns: Mapping[str, str]
     rows: Sequence[Sequence[Cell]]
     spare: Sequence[str] = ()
     cut: str = ""
-    interval: str = "95 % interval"
+    intervals: Mapping[str, str] = field(default_factory=dict)
     most: int = 60
     sums: bool = False
+    bold: Sequence[int] = ()
+    grouped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """An image as SVG, what it shows in words, and what stands above it."""
+    """An image as SVG, what it shows in words, and what stands above it.
+
+    Those of one `title` belong together: the first is shown with the `reading` of all.
+    """
 
     svg: bytes
     alt: str
     head: Finding | None = None
+    title: str = ""
+    reading: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

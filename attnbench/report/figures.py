@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 
 from attnbench.report.document import Picture
-from attnbench.report.render.html import data_uri
+from attnbench.report.looks import KNOWN, LINES, Look, looks
 
 WIDE, NARROW = 6.9, 5.1  # inches of a panel that stands alone, and of one of two in a row
 DPI = 160
@@ -28,81 +27,7 @@ INK, QUIET = "#222222", "#777777"  # of texts; of guide lines, references and no
 FILLED: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 3}
 
 Item = TypeVar("Item")
-
-
-@dataclass(frozen=True)
-class Look:
-    """A colour (hex) and a matplotlib marker."""
-
-    colour: str
-    marker: str
-
-
-# Okabe & Ito's palette (distinct with any colour vision) for what is drawn most often, three of
-# Tol's "muted" after it. Markers differ too, so that the plots survive a black-and-white printer.
-KNOWN: dict[str, Look] = {
-    "naive": Look("#000000", "o"),
-    "naive-heads": Look("#7f7f7f", "s"),
-    "sdpa": Look("#0072b2", "D"),
-    "sdpa-math": Look("#56b4e9", "v"),
-    "sdpa-flash": Look("#d55e00", "^"),
-    "sdpa-efficient": Look("#009e73", "<"),
-    "sdpa-cudnn": Look("#cc79a7", ">"),
-    "sdpa-mask": Look("#332288", "h"),
-    "chunked": Look("#e69f00", "P"),
-    "split-kv": Look("#44aa99", "d"),
-    "flex": Look("#882255", "p"),
-    "naive-compiled": Look("#999933", "X"),
-}
-
-# Caches have other colours than implementations: Tol's "high contrast".
-CACHES: dict[str, Look] = {
-    "rerun": Look("#bb5566", "s"),
-    "none": Look("#ddaa33", "v"),
-    "concat": Look("#004488", "^"),
-    "static": Look("#000000", "o"),
-    "sliding": Look("#44aa99", "D"),
-    "paged": Look("#882255", "P"),
-    "int8": Look("#117733", "X"),
-    "int8-head": Look("#999933", "d"),
-    "latent": Look("#cc6677", "*"),
-}
-
-PROJECTIONS: dict[str, Look] = {
-    "fused": Look("#000000", "o"),
-    "separate": Look("#004488", "^"),
-    "per-head": Look("#ddaa33", "v"),
-    "mla": Look("#cc6677", "*"),
-    "pruned": Look("#44aa99", "D"),
-    "tied": Look("#882255", "P"),
-    "tied-layers": Look("#999933", "X"),
-}
-LINES = {"cache": CACHES, "projection": PROJECTIONS}  # by the column that tells lines apart
-
-_OTHER_COLOURS = ("#aa4499", "#117733", "#b8860b", "#6a3d9a", "#8c564b", "#3b7dd8")
-_OTHER_MARKERS = ("*", "d", "H", "8", "P", "^", "s", "v")
-OTHERS = tuple(
-    Look(colour, marker) for marker in _OTHER_MARKERS for colour in _OTHER_COLOURS
-)  # fmt: skip
-
-
-def looks(names: Iterable[str], known: Mapping[str, Look] = KNOWN) -> dict[str, Look]:
-    """Give each name its look: the built-ins their own, any other one that its name decides.
-
-    The slot comes from a hash of the name, so that an implementation keeps its look from run to
-    run; only where two names of one run meet in a slot does the later one, in alphabetical order,
-    move on to the next free one. Slots are shared when there are more names than slots.
-    """
-    wanted = set(names)
-    given = {name: known[name] for name in sorted(wanted & set(known))}
-    taken: set[int] = set()
-    for name in sorted(wanted - set(known)):
-        start = int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(OTHERS)
-        slots = [(start + step) % len(OTHERS) for step in range(len(OTHERS))]
-        slot = next((slot for slot in slots if slot not in taken), start)
-        taken.add(slot)
-        given[name] = OTHERS[slot]
-    return given
+__all__ = ["KNOWN", "LINES", "Look", "looks"]  # with all that stands below
 
 
 STYLE = Path(__file__).with_suffix(".mplstyle")
@@ -119,9 +44,10 @@ class Plot:
     svg: Path
 
     @property
-    def data(self) -> str:
-        """For a page, as a data: URI."""
-        return data_uri(self.svg.read_bytes())
+    def picture(self) -> Picture:
+        """As a document has it."""
+        svg = self.svg.read_bytes()
+        return Picture(svg=svg, alt=self.alt, title=self.title, reading=self.reading)
 
 
 def figure_of(size: tuple[float, float], title: str, subject: str) -> Figure:

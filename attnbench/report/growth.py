@@ -5,25 +5,22 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from matplotlib.axes import Axes
-
-from attnbench.analysis.crossovers import Crossover
 from attnbench.analysis.ratios import PREFERRED
 from attnbench.analysis.scaling.results import ExactFit, Scaling, Uncertain
 from attnbench.base import units
-from attnbench.report.figures import Look
+from attnbench.report.document import Value
 from attnbench.schema.finding import SIGNS, VERDICTS, WORST_FIRST, Finding, Verdict
 from attnbench.theory.traits import TRAITS
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from attnbench.report.figures import Look
+
 # Panels of a figure, and such figures for one workload and axis; the table has every verdict.
 PAGES = (6, 1)
-MOST_FINDINGS = 400  # in a page
-MOST_CROSSOVERS = 120
-ORDER = {"crosses": 0, "none": 1, "no difference": 2}
-HEADERS = ("subject", "question", "law", "measured", "top octave", "verdict", "reason")
-CROSSOVER_HEADERS = ("on equal cases", "pair", "crossing")
 AXIS_NAMES = {
     "d": "head dim D", "heads": "heads H", "heads at fixed width": "heads H at fixed width",
     "batch": "batch B",
@@ -86,38 +83,27 @@ class VerdictRow(NamedTuple):
     """One finding, and what was measured."""
 
     finding: Finding
-    figure: str
+    measured: Value
     top: Uncertain | None = None
     as_predicted: bool = False  # FLOPs or workspace that are what they should be
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The texts under `HEADERS`."""
-        of, top = self.finding, interval(self.top)
-        law, verdict = raised(of.law), mark(of.verdict)
-        return of.subject, of.question, law, self.figure, top, verdict, of.reason
 
 
 def verdicts(scaling: Scaling) -> list[VerdictRow]:
     """Every finding: what was refuted first, then by verdict; counts that hold come last."""
-    rows = [
-        *(
-            VerdictRow(fit.finding, interval(fit.exponent), fit.top)
-            for fit in scaling.exponents
-            if fit.finding
-        ),
-        *(
-            VerdictRow(fit.finding, f"{units.percent(fit.held_out)} off at the held-out n")
-            for fit in scaling.models
-            if fit.finding
-        ),
-        *(VerdictRow(finding, units.UNKNOWN) for finding in scaling.problems),
-        *(
-            VerdictRow(fit.finding, _growth_of(fit), as_predicted=fit.finding.verdict == "holds")
-            for fit in scaling.exact
-            if fit.finding
-        ),
-    ]
+    rows = [VerdictRow(finding, Value(None)) for finding in scaling.problems]
+    for fit in scaling.exponents:
+        if fit.finding:
+            seen = fit.exponent or Uncertain(value=math.nan)  # shown as unknown
+            measured = Value(seen.value, "number", seen.low, seen.high)
+            rows.append(VerdictRow(fit.finding, measured, fit.top))
+    for model in scaling.models:
+        if model.finding:
+            off = Value(model.held_out, "share", mark=" off at the held-out n")
+            rows.append(VerdictRow(model.finding, off))
+    for exact in scaling.exact:
+        if exact.finding:
+            holds = exact.finding.verdict == "holds"
+            rows.append(VerdictRow(exact.finding, _growth_of(exact), as_predicted=holds))
     return sorted(rows, key=lambda row: (row.as_predicted, WORST_FIRST.index(row.finding.verdict)))
 
 
@@ -137,29 +123,8 @@ def ratios(fit: ExactFit) -> tuple[tuple[float, float], ...]:
     )
 
 
-def _growth_of(fit: ExactFit) -> str:
+def _growth_of(fit: ExactFit) -> Value:
     worst = max((ratio for _, ratio in ratios(fit)), key=lambda r: abs(r - 1), default=None)
-    if worst is None:
-        return units.UNKNOWN
-    return f"{units.digits(worst)}× predicted" if abs(worst - 1) > 5e-4 else "as predicted"
-
-
-CrossoverTable = tuple[str, list[tuple[str, str]]]  # what the pairs share; pair and crossing
-
-
-def crossover_tables(found: Sequence[Crossover]) -> tuple[list[CrossoverTable], int]:
-    """The crossovers by what each pair shares, and how many were left out for length."""
-    shown = sorted(found, key=lambda c: ORDER[c.outcome])[:MOST_CROSSOVERS]
-    order = {same: i for i, same in enumerate(dict.fromkeys(c.same for c in found))}
-    tables: dict[str, list[tuple[str, str]]] = {}
-    for c in sorted(shown, key=lambda c: (order[c.same], ORDER[c.outcome])):
-        kind = "" if c.by == "impl" else f"{c.by} "
-        missing = f" (too little known at {', '.join(map(str, c.left_out))})" if c.left_out else ""
-        row = (f"{kind}{c.first}, {c.second}", f"{c.text}{missing}")
-        tables.setdefault(c.same, []).append(row)
-    return list(tables.items()), len(found) - len(shown)
-
-
-def anything(scaling: Scaling, found: Sequence[Crossover]) -> bool:
-    """Whether there is a series that could be asked, or a pair that could be compared."""
-    return bool(scaling.exponents or scaling.exact or scaling.models or found)
+    if worst is None or abs(worst - 1) > 5e-4:
+        return Value(worst, "ratio", mark=" predicted")
+    return Value("as predicted")

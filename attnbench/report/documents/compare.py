@@ -121,7 +121,7 @@ def _same(found: Comparison, same: Compared) -> Iterator[Section]:
     def table(rows: Sequence[Row]) -> Table:
         return Table(
             columns=COLUMNS, spare=("before", "after"), most=20,
-            interval=f"{100 * (1 - ALPHA):g} % interval",
+            intervals={"change": f"{100 * (1 - ALPHA):g} % interval"},
             rows=[(
                 row.impl, row.case.case_id if row.case else "", names[row.key], found_of[row.key],
                 Value(row.ratio, "change", row.low, row.high), Value(row.before_us, "us"),

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import base64
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
-from attnbench.report.document import Document, Figure, Finding, Section, Table, Text
+from attnbench.report.document import (
+    Document,
+    Figure,
+    Finding,
+    Part,
+    Section,
+    Table,
+    Text,
+    Value,
+)
+from attnbench.report.looks import looks
 from attnbench.report.render import written
 
 TEMPLATES = Path(__file__).parent  # document.html.jinja, and page.css which it includes
@@ -23,7 +34,7 @@ def render(document: Document, folder: Path | None = None, failed: list[str] | N
     """
     with tempfile.TemporaryDirectory() as scratch:
         return template("document.html.jinja").render(
-            document=document, written=written, kind=_kind,
+            document=document, written=written, kind=_kind, colours=_colours(document.sections),
             drawn=lambda figure: _drawn(figure, folder or Path(scratch), failed),
         )  # fmt: skip
 
@@ -42,18 +53,32 @@ def template(name: str, folder: Path = TEMPLATES) -> Template:
     return environment.get_template(name)
 
 
+def _colours(parts: Sequence[Part]) -> dict[str, str]:
+    """The colour of each implementation that a table names, as in the figures."""
+    return {name: look.colour for name, look in looks(_impls(parts)).items()}
+
+
+def _impls(parts: Sequence[Part]) -> Iterator[str]:
+    for part in parts:
+        if isinstance(part, Section):
+            yield from _impls(part.parts)
+        elif isinstance(part, Table):
+            cells = (cell for row in part.rows for cell in row)
+            yield from (str(c.number) for c in cells if isinstance(c, Value) and c.unit == "impl")
+
+
 def _drawn(figure: Figure, folder: Path, failed: list[str] | None) -> dict[str, Any]:
     try:
-        found = [
-            {"data": data_uri(picture.svg), "alt": written.clean(picture.alt), "head": picture.head}
-            for picture in figure.draw(folder)
+        groups = [
+            {"title": title, "pictures": [(data_uri(of.svg), of) for of in own]}
+            for title, own in groupby(figure.draw(folder), key=lambda picture: picture.title)
         ]
     except Exception as err:
         why = f"{figure.title}: cannot be drawn ({type(err).__name__}: {err!s:.200})"
         if failed is not None:
             failed.append(why)
-        return {"pictures": [], "note": why}
-    return {"pictures": found, "note": ""}
+        return {"groups": [], "note": why}
+    return {"groups": groups, "note": ""}
 
 
 def _kind(part: Any) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from attnbench.base.units import bullets, escape, table
+from attnbench.base.units import bullets, counted, escape, table
 from attnbench.report.document import Document, Finding, Part, Section, Table, Text
 from attnbench.report.render import written
 from attnbench.report.render.written import LOOKS
@@ -47,7 +47,9 @@ def _parts(parts: Sequence[Part], level: int) -> Iterator[str]:
             )
         case Table() as of if of.rows:
             found = written.grid(of)
-            yield table(found.header, found.rows, numbers=found.numbers)
+            yield table(found.header, found.rows[: of.most], numbers=found.numbers)
+            if (more := len(found.rows) - of.most) > 0:
+                yield f"… and {counted(more, 'more row')} on the page"
         case Text(lines=lines, copy=True):
             yield "\n".join(f"    {written.clean(str(line), whole=True)}" for line in lines)
         case Text(lines=lines, quiet=True):

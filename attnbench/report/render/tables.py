@@ -107,25 +107,6 @@ def _without_middle(text: Text, width: int) -> Text:
     return Text.assemble(text[: width - 1 - tail], "…", text[len(text) - tail :])
 
 
-def condensed(
-    header: Sequence[str], rows: Sequence[Sequence[str]], keep: Collection[str]
-) -> tuple[list[str], list[list[str]], str]:
-    """Header and rows without the columns that say nothing, or the same in all rows.
-
-    The latter as a text, `status ok`; the columns of `keep` stay, and all of a single row.
-    """
-    texts = {name: dict.fromkeys(row[i] for row in rows) for i, name in enumerate(header)}
-    alike = {
-        name: value
-        for name, values in texts.items()
-        if name not in keep and len(values) == 1 and (value := next(iter(values)))
-        and (len(rows) > 1 or value == units.UNKNOWN)
-    }  # fmt: skip
-    stay = [i for i, name in enumerate(header) if name not in alike]
-    said = [f"{name} {value}" for name, value in alike.items() if value != units.UNKNOWN]
-    return [header[i] for i in stay], [[row[i] for i in stay] for row in rows], ", ".join(said)
-
-
 def value_texts(known: Mapping[str, Any]) -> dict[str, str]:
     """Write what run.json knows for people; ceilings have a table of their own."""
     return {name: value_text(name, x) for name, x in known.items() if name != "ceilings"}

@@ -29,7 +29,7 @@ def render(document: Document, to: Console | None = None) -> str:
         _line(text, to, f"bold {LOOKS[end.sign].style}".replace("bold bold", "bold")),
     ]
     parts += [
-        Shown(f"{f'{label}:':<8}{written.clean(command, whole=True)}", no_wrap=True)
+        Shown(f"{f'{label}: ':<8}{written.clean(command, whole=True)}", no_wrap=True)
         for label, command in document.commands
     ]
     return tables.shown(*parts, to=to).lstrip("\n")

@@ -13,6 +13,9 @@ from attnbench.report.document import Cell, Finding, Part, Section, Sign, Table,
 _NAMED = 8  # subjects of which the same is said
 
 
+INTERVAL = "95 % interval"
+
+
 class Look(NamedTuple):
     """How a sign is shown: its letter, a style of the terminal, a class of the page."""
 
@@ -42,7 +45,7 @@ _INTERVALS: dict[Unit, Callable[[Any, Any], str]] = {
 # What no page, XML file or terminal can show, or what turns the order of letters around: control
 # characters, marks of direction, halves of a pair, non-characters.
 _UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ud800-\udfff\ufffe\uffff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff\ufffe\uffff]"
 )
 _LONG = re.compile(r"\S{161,}")  # a word: names of that length say nothing more
 
@@ -62,7 +65,7 @@ def value(of: Value | str) -> str:
     written = clean(str(of.number))
     if not isinstance(of.number, str) and of.unit in _WRITE:
         written = _WRITE[of.unit](of.number)
-    return clean(f"{of.of} {written}") if of.of else written
+    return clean(f"{of.of} {written}{of.mark}") if of.of or of.mark else written
 
 
 def interval(of: Cell) -> str:
@@ -104,6 +107,7 @@ class Grid:
     header: list[str]
     rows: list[list[str]]
     numbers: list[bool]  # by column
+    impls: list[bool]  # by column: whether it names implementations
     signs: list[list[Sign | None]]  # by row and column
 
 
@@ -113,22 +117,30 @@ def grid(table: Table) -> Grid:
     heads, cells = list(table.columns.values()), [list(row) for row in table.rows]
     header: list[str] = []
     numbers: list[bool] = []
+    impls: list[bool] = []
     columns: list[list[tuple[str, Sign | None]]] = []
     for i in shown:
         column = [row[i] for row in cells]
         header.append(clean(heads[i]))
         units_of = {of.unit for of in column if isinstance(of, Value)}
-        numbers.append(bool(units_of - {"text"}))
+        numbers.append(bool(units_of - {"text", "impl"}))
+        impls.append("impl" in units_of)
         columns.append(
             [(verdict(c), c.sign) if isinstance(c, Finding) else (value(c), None) for c in column]
         )
         if any(isinstance(of, Value) and of.low is not None for of in column):
-            header.append(table.interval)
+            header.append(table.intervals.get(list(table.columns)[i], INTERVAL))
             numbers.append(True)
+            impls.append(False)
             columns.append([(interval(of), None) for of in column])
+    if table.grouped and columns:
+        firsts = [text for text, _ in columns[0]]
+        columns[0] = [
+            ("" if i and text == firsts[i - 1] else text, None) for i, text in enumerate(firsts)
+        ]
     rows = [list(row) for row in zip(*columns, strict=True)]
     return Grid(
-        header, [[text for text, _ in row] for row in rows], numbers,
+        header, [[text for text, _ in row] for row in rows], numbers, impls,
         [[sign for _, sign in row] for row in rows],
     )  # fmt: skip
 

@@ -1,0 +1,431 @@
+"""A run of sweeps: who is fastest, every result, what failed, how cost grows, what limits it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import pandas as pd
+
+from attnbench.analysis import table
+from attnbench.analysis.axes import fixed, heading, label, label_axes, slices, varying
+from attnbench.analysis.columns import COLUMNS
+from attnbench.analysis.crossovers import Crossover, crossovers
+from attnbench.analysis.highlights import failed_sentence, highlights, measured_on
+from attnbench.analysis.leads import approx, tie
+from attnbench.analysis.scaling import scaling
+from attnbench.analysis.scaling.results import Scaling
+from attnbench.base import units
+from attnbench.errors import ExitCode
+from attnbench.machine import limits
+from attnbench.report import growth
+from attnbench.report.document import (
+    Cell,
+    Document,
+    Facts,
+    Figure,
+    Finding,
+    Part,
+    Picture,
+    Section,
+    Sign,
+    Table,
+    Text,
+    Unit,
+    Value,
+    Words,
+    facts,
+    sentence,
+)
+from attnbench.schema.finding import Verdict
+from attnbench.store.runs import Run
+
+SHOWN = 60  # rows of the table that comes first
+MOST_ROWS = 1500  # of all tables: a browser stays quick, and the export holds everything
+MOST_VERDICTS, MOST_CROSSOVERS, MOST_SUSPECTS = 400, 120, 50
+ORDER = {"crosses": 0, "none": 1, "no difference": 2}
+INNER = ("seq_len", "kv_len")  # what differs between the cases of one table
+SIGNS: dict[Verdict, Sign] = {"holds": "good", "refuted": "bad", "inconclusive": "open"}
+PLOTS = (
+    "A colour and a marker stand for one implementation in all figures. A hollow marker has an"
+    " interval wider than ± 10 %, or none, or stands for an unsteady time. A × above a panel is a"
+    " cell without a result. The same figures are in plots/ as PNG and SVG."
+)
+VERDICTS = (
+    "Measured: the exponent with its 95 % interval; for counts and workspace the ratio to the"
+    " prediction that is furthest from 1; for a model of several terms its error at the largest n,"
+    " which it did not see."
+)
+CROSSINGS = (
+    "Where one overtakes the other, all else being equal: by interpolation of the ratio of their"
+    " times between the sizes measured; the interval holds every n at which the interval of that"
+    " ratio holds 1."
+)
+LIMITS = (
+    "What large matmuls, reads and copies reached on this machine, each from several rounds; the"
+    " columns fraction_of_compute_peak, fraction_of_memory_peak and bound hold every cell against"
+    " them. Other work on the machine can only have lowered them."
+)
+Row = Mapping[Any, Any]
+
+
+def _time(row: Row) -> Value:
+    """The time, behind a mark where it cannot be right (!) or has no bound for its error (?)."""
+    sure = units.is_unknown(row["suspect"]), units.is_unknown(row["unsteady"])
+    of = "" if all(sure) else "?" if sure[0] else "!"
+    return _value(row, "time_us", "us", of=of)
+
+
+def _speed(row: Row) -> Value:
+    """The ratio; whether it is level; a * where the two times give another one."""
+    found = _value(row, "speedup", "ratio")
+    odd = row["impl"] != row["baseline"] and not units.is_unknown(row["speedup_reason"])
+    level = False
+    if found.low is not None and found.high is not None and found.low <= 1 <= found.high:
+        level = tie(found.low, found.high)[0]
+    mark = "*" * (odd and found.number is not None) + " level" * level
+    return _value(row, "speedup", "ratio", mark=mark)
+
+
+def _value(
+    row: Row, name: str, unit: Unit, *, ends: bool = True, of: str = "", mark: str = ""
+) -> Value:
+    """A column of the records table with its interval, where it has one."""
+    known: Any = (row.get(each) for each in (name, f"{name}_low", f"{name}_high"))
+    number, low, high = (None if units.is_unknown(x) else float(x) for x in known)
+    return Value(number, unit, *((low, high) if ends else (None, None)), of, mark)
+
+
+def _mask(row: Row) -> Cell:
+    if row["mask"] in ("full", "causal"):
+        return Value(None)
+    shares = units.percent(row["mask_density"]), units.percent(row["mask_block_density"])
+    return ", ".join((*shares, units.time(row["mask_build_us"])))
+
+
+def _approx(row: Row) -> Cell:
+    text = approx(row)
+    return Value(None) if text == units.UNKNOWN else text
+
+
+# By the name in JSON: header, the columns of the export that it shows, and its value.
+SUMMARY: dict[str, tuple[str, tuple[str, ...], Callable[[Row], Cell]]] = {
+    "impl": ("impl", ("impl",), lambda row: Value(row["impl"], "impl")),
+    "time": ("time", ("time_us", "unsteady", "suspect"), _time),
+    "speed": ("speed vs {baseline}", ("speedup", "speedup_reason"), _speed),
+    "behind": ("vs fastest", ("behind",), lambda row: _value(row, "behind", "ratio", ends=False)),
+    "rate": ("useful rate", ("tflops",), lambda row: _value(row, "tflops", "tflops")),
+    "workspace": ("workspace", ("memory_workspace_bytes",),
+                  lambda row: _value(row, "memory_workspace_bytes", "bytes")),
+    "error": ("error / allowed", ("error_ratio",),
+              lambda row: _value(row, "error_ratio", "number")),
+    "approx": ("off exact, local", ("approx_error", "approx_error_local"), _approx),
+    "mask": ("mask: pairs, blocks, built", ("mask_density", "mask_block_density", "mask_build_us"),
+             _mask),
+    "status": ("status", ("status",), lambda row: str(row["status"])),
+}  # fmt: skip
+_NOTHING: set[Cell] = {Value(None, unit) for unit in get_args(Unit)}
+_KEPT = ("case", "impl", "time", "speed")
+_SPARE = ("mask", "error", "rate", "behind", "workspace", "approx")
+
+
+def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> Document:
+    """All of a run; if `brief` without figures and growth. Ratios are against `baseline`.
+
+    Raises:
+        UnknownNameError: the run has no implementation of that name.
+    """
+    frame = table.load(run, baseline)
+    costs = frame.iloc[:0] if brief else table.rope_cost(run)
+    found = None if brief else (scaling(run), crossovers(run, baseline))
+    statuses = set(frame["status"])
+    code = ExitCode.OK if "ok" in statuses else ExitCode.USAGE
+    bad = statuses & {"incorrect", "crashed", "error"}
+    sign: Sign = "bad" if bad else "good" if statuses == {"ok"} else "none"
+    where = shlex.quote(str(run.path))
+    sections = [
+        Section("Results", list(_results(frame))),
+        Section("Without a result", list(_failures(frame))),
+        Section("Suspect times", list(_suspects(frame))),
+    ]
+    if found:
+        sections += _figures(run, frame, costs, *found)
+    sections += [
+        *_all_results(frame, where),
+        Section("Limits of the machine", list(_limits(run)), folded=True),
+        Section("Wall time", list(_spent(run)), folded=not brief),
+        Section("Environment", [facts(run.shared(run.environments))], folded=True),
+        Section("Options", [facts(run.info.get("options") or {})], folded=True),
+        Section("How to read the columns", list(_columns(frame)), folded=True),
+    ]
+    return Document(
+        kind="report", created=run.info.get("created") or "",
+        exit_code=ExitCode.FINDING if "incorrect" in statuses else code,
+        conclusion=Finding(
+            sign="open" if run.unfinished else sign, subject=run.run_id,
+            verdict="unfinished" if run.unfinished else failed_sentence(frame).rstrip("."),
+        ),
+        about=[
+            *(text for text in highlights(run, frame, costs) if text != failed_sentence(frame)),
+            " · ".join(_head(run, frame)),
+        ],
+        sections=[section for section in sections if section.parts],
+        commands=[("records", str(run.path / "records.jsonl")),
+                  ("report", f"attnbench report {where}")],
+    )  # fmt: skip
+
+
+def _head(run: Run, frame: pd.DataFrame) -> Iterator[str]:
+    """Run, device, how it was timed, date and versions."""
+    known = run.shared(run.environments)
+    counts = frame["threads"][frame["device"] == "cpu"].unique().tolist()
+    pinned = ", pinned to a CPU" * bool(frame["pinned_cpu"].notna().any())
+    words = [
+        *measured_on(run, frame), units.moment(run.info.get("created")),
+        *(units.counted(count, "thread") + (count == 1) * pinned for count in sorted(counts)),
+        f"torch {known['torch']}" if known.get("torch") else None,
+        f"attnbench {run.info['attnbench']}" if run.info.get("attnbench") else None,
+        fixed(frame) or None,
+    ]  # fmt: skip
+    yield from (str(word) for word in words if word)
+
+
+def _headers(frame: pd.DataFrame) -> dict[str, str]:
+    baseline = str(next(iter(frame["baseline"].dropna()), "the baseline"))
+    return {name: head.format(baseline=baseline) for name, (head, *_) in SUMMARY.items()}
+
+
+def _table(frame: pd.DataFrame, names: Mapping[str, list[str]], **more: Any) -> Iterator[Part]:
+    """Rows of the records table as people read them, each case once.
+
+    Without columns that say nothing; what is the same in all rows follows in a line.
+    """
+    heads = {"case": "case"} | _headers(frame)
+    rows: list[dict[str, Cell]] = [
+        {"case": label(row, names[row["workload"]])}
+        | {name: value(row) for name, (_, _, value) in SUMMARY.items()}
+        for row in frame.to_dict("records")
+    ]
+    alike = {
+        name: values.pop()
+        for name in heads
+        if name not in _KEPT and len(values := {row[name] for row in rows}) == 1
+        and (len(rows) > 1 or values <= _NOTHING)
+    }  # fmt: skip
+    columns = {name: head for name, head in heads.items() if name not in alike}
+    fastest = frame["behind"].notna() & frame["suspect"].isna() & ~(frame["behind_low"] > 1)
+    yield Table(
+        columns=columns, rows=[[row[name] for name in columns] for row in rows],
+        spare=[name for name in _SPARE if name in columns], cut="impl", grouped=True,
+        intervals={"speed": "95 % CI"}, bold=[i for i, x in enumerate(fastest) if x], **more,
+    )  # fmt: skip
+    same = [(heads[name], value) for name, value in alike.items() if value not in _NOTHING]
+    if same:
+        text = ", ".join(f"{name} {{{i}}}" for i, (name, _) in enumerate(same))
+        known: Any = {str(i): value for i, (_, value) in enumerate(same)}
+        yield Text([sentence(f"in all rows: {text}", **known)], quiet=True)
+
+
+def _largest(frame: pd.DataFrame) -> pd.DataFrame:
+    """All rows if they are few, else those of the largest n of each workload, with a result."""
+    measured = frame[frame["status"] == "ok"]
+    if len(measured) <= SHOWN:
+        return measured
+    top = measured.groupby("workload")["seq_len"].transform("max")
+    return measured[measured["seq_len"] == top].head(SHOWN)
+
+
+def _results(frame: pd.DataFrame) -> Iterator[Part]:
+    shown = _largest(frame)
+    if shown.empty:
+        return
+    yield from _table(shown, label_axes(frame), most=SHOWN)
+    odd = shown[shown["speedup_reason"].notna() & (shown["impl"] != shown["baseline"])]
+    notes: list[Words] = [
+        f"* {row['impl']}, n={row['seq_len']}: {row['speedup_reason']}"
+        for row in odd[odd["speedup"].notna()].head(3).to_dict("records")
+    ]
+    if left_out := int((frame["status"] == "ok").sum()) - len(shown):
+        notes.append(f"the largest sizes; {left_out} more rows: attnbench export, or the page")
+    yield Text(notes, quiet=True)
+
+
+def _all_results(frame: pd.DataFrame, where: str) -> Iterator[Section]:
+    """A table for each part of the run: what differs only in n stands in one."""
+    if len(frame) <= SHOWN and (frame["status"] == "ok").all():
+        return
+    names, shown = label_axes(frame), 0
+    parts: list[Part] = []
+    for values, of_workload in slices(frame, ["workload"]):
+        outer = [name for name in names[values["workload"]] if name not in INNER]
+        for _, rows in slices(of_workload, outer):
+            if parts and shown + len(rows) > MOST_ROWS:
+                continue
+            shown += len(rows)
+            inner = [name for name in varying(rows) if name in INNER] or ["seq_len"]
+            title = heading(rows.iloc[0], outer) or "all cells"
+            own = list(_table(rows, dict.fromkeys(names, inner)))
+            parts.append(Section(title, own, folded=True))
+    left_out = f"{len(frame) - shown} more cells are not shown here. " * (len(frame) > shown)
+    text = f"{left_out}All cells with all columns: attnbench export {where} --format csv"
+    yield Section(f"All {len(frame)} cells", [Text([text], quiet=True), *parts], folded=True)
+
+
+def _failures(frame: pd.DataFrame) -> Iterator[Part]:
+    """Cells without a result, gathered by their reason."""
+    for _, status, impl, reason, cells, *lengths in table.failures(frame).itertuples():
+        at = "–".join(dict.fromkeys(map(str, lengths)))
+        yield Finding(
+            sign="none" if status in ("unsupported", "skipped") else "bad", verdict=str(status),
+            subject=f"{impl} ({units.counted(int(cells), 'cell')}, n={at})",
+            reason=f"{status}: {reason}",
+        )  # fmt: skip
+
+
+def _suspects(frame: pd.DataFrame) -> Iterator[Part]:
+    names = label_axes(frame)
+    for row in frame[frame["suspect"].notna()].head(MOST_SUSPECTS).to_dict("records"):
+        subject = f"{row['impl']} {label(row, names[row['workload']])}"
+        yield Finding(sign="open", verdict="suspect", subject=subject, reason=row["suspect"])
+
+
+def _spent(run: Run) -> Iterator[Part]:
+    """Stages of the run with their share of the wall time, the longest first."""
+    stages = sorted(table.spent(run), key=lambda item: -item[1])
+    total = sum(seconds for _, seconds in stages)
+    known = {stage: Value(seconds, "s") for stage, seconds in stages}
+    wall: dict[str, Value] = {"wall": Value(total, "s")}
+    if stages and total:
+        parts = ", ".join(f"{{{i}}} {{{i}_s}}" for i in range(len(known)))
+        each = {f"{i}": Value(stage) for i, stage in enumerate(known)}
+        each |= {f"{i}_s": seconds for i, seconds in enumerate(known.values())}
+        yield Text([sentence("wall time {wall}: " + parts, **(wall | each))])
+
+
+def _limits(run: Run) -> Iterator[Part]:
+    """The ceilings of each machine, measured and as its datasheet has them."""
+    known = run.environments.values()
+    rows = {
+        (name + f" ({of.get('node') or of.get('device_name')})" * (len(known) > 1)): (seen, sheet)
+        for of in known
+        for name, seen, sheet in limit_rows(of)
+    }
+    if rows:
+        columns = {"limit": "limit", "measured": "measured", "datasheet": "datasheet"}
+        yield Text([LIMITS], quiet=True)
+        yield Table(columns=columns, rows=[(name, *pair) for name, pair in rows.items()])
+
+
+def limit_rows(environment: Mapping[str, Any]) -> list[tuple[str, Value, Value]]:
+    """The ceilings in the environment of run.json: name, measured, of the datasheet."""
+    counts = [int(name) for name in environment.get("ceilings") or () if name.isdecimal()] or [1]
+    known = limits.peaks_of(environment.get("device_name"))
+    gbps, cache = (1e3 * known[1].memory_tbps, known[1].cache_bytes) if known else (None, None)
+    rows: dict[str, tuple[Value, Value]] = {}
+    unknown = Value(None)
+    for threads in counts:
+        found = limits.ceilings_of(environment, threads)
+        where = f", {units.counted(threads, 'thread')}" if len(counts) > 1 else ""
+        for dtype, rate in found.matmul_tflops.items():
+            sheet = limits.peak_tflops(environment, dtype)
+            rows[f"matmul, {dtype}{where}"] = Value(rate, "tflops"), Value(sheet, "tflops")
+        rows |= {
+            f"read{where}": (Value(found.read_gbps, "gbps"), Value(gbps, "gbps")),
+            f"copy, read and written{where}": (Value(found.copy_gbps, "gbps"), Value(gbps, "gbps")),
+            f"cheapest op{where}": (Value(found.launch_us, "us"), unknown),
+            f"cheapest op, cold{where}": (Value(found.launch_cold_us, "us"), unknown),
+            f"measured{where}": (Value(found.measured or None), unknown),
+            "last cache": (Value(found.cache_bytes, "bytes"), Value(cache, "bytes")),
+        }
+    return [(name, *pair) for name, pair in rows.items() if pair[0].number is not None]
+
+
+def _columns(frame: pd.DataFrame) -> Iterator[Part]:
+    meanings: Facts = {
+        head: Value("; ".join(COLUMNS.get(name).meaning for name in SUMMARY[key][1]))
+        for key, head in _headers(frame).items()
+    }
+    yield meanings
+    every = {
+        column.name: Value(column.meaning + f" [{column.unit}]" * bool(column.unit))
+        for _, column in COLUMNS.items()
+    }
+    yield Section("All columns of the export", [every], folded=True)
+
+
+def _figures(
+    run: Run, frame: pd.DataFrame, costs: pd.DataFrame, found: Scaling,
+    crossing: Sequence[Crossover],
+) -> Iterator[Section]:  # fmt: skip
+    def drawn(name: str, folder: Path, *of: Any) -> list[Picture]:
+        from attnbench.report import pages  # matplotlib
+
+        pictures: list[Picture] = getattr(pages, name)(*of, folder)
+        return pictures
+
+    environment = run.shared(run.environments)
+    draw = partial(drawn, "draw_charts")
+    yield Section("Figures", [Figure(title="Figures", reading=PLOTS, draw=lambda folder: draw(
+        folder, frame, costs, environment, crossing
+    ))])  # fmt: skip
+    if found.exponents or found.exact or found.models:
+        draw_growth = partial(drawn, "draw_growth")
+        figure = Figure(title="Growth", reading="", draw=lambda folder: draw_growth(folder, found))
+        yield Section("How cost grows", [*_verdicts(found), figure])
+    if crossing:
+        yield Section("Crossovers", list(_crossovers(crossing)), folded=True)
+
+
+def _verdicts(found: Scaling) -> Iterator[Part]:
+    rows = growth.verdicts(found)
+    if not rows:
+        return
+    yield Text([f"Verdicts on declared laws: {growth.counts(found)}."])
+    findings = [
+        Finding(
+            sign=SIGNS[of.finding.verdict], verdict=of.finding.verdict,
+            subject=f"{of.finding.subject}, {of.finding.question}", reason=of.finding.reason,
+            test=(of.finding.subject, of.finding.question),
+        ) for of in rows
+    ]  # fmt: skip
+    columns = {n: n for n in ("subject", "question", "law", "measured", "top octave", "verdict")}
+
+    def table_of(chosen: Sequence[tuple[growth.VerdictRow, Finding]]) -> Table:
+        return Table(columns=columns, spare=("top octave", "law"), rows=[
+            (of.finding.subject, of.finding.question, growth.raised(of.finding.law), of.measured,
+             Value(of.top.value if of.top else None, "number"), finding) for of, finding in chosen
+        ])  # fmt: skip
+
+    both = list(zip(rows, findings, strict=True))
+    open_ = [(of, finding) for of, finding in both if not of.as_predicted][:MOST_VERDICTS]
+    if held := [(of, finding) for of, finding in both if of.as_predicted]:
+        yield Text([
+            f"Of these, {len(held)} are FLOPs and workspace that are as predicted and grow as"
+            " declared; the others are:"
+        ])  # fmt: skip
+    yield table_of(open_)
+    yield Text([VERDICTS], quiet=True)
+    yield from (finding for _, finding in open_ if finding.sign != "good")
+    if held:
+        yield Section(
+            "FLOPs and workspace as predicted", [table_of(held[:MOST_VERDICTS])], folded=True
+        )
+    if (more := len(rows) - len(open_) - min(len(held), MOST_VERDICTS)) > 0:
+        yield Text([f"{more} more verdicts are not shown here."])
+
+
+def _crossovers(found: Sequence[Crossover]) -> Iterator[Part]:
+    yield Text([CROSSINGS], quiet=True)
+    shown = sorted(found, key=lambda c: ORDER[c.outcome])[:MOST_CROSSOVERS]
+    columns = {"same": "on equal cases", "pair": "pair", "crossing": "crossing"}
+    rows = [
+        (c.same, f"{'' if c.by == 'impl' else f'{c.by} '}{c.first}, {c.second}", c.text
+         + f" (too little known at {', '.join(map(str, c.left_out))})" * bool(c.left_out))
+        for c in sorted(shown, key=lambda c: c.same)
+    ]  # fmt: skip
+    yield Table(columns=columns, rows=rows, grouped=True)
+    if left_out := len(found) - len(rows):
+        yield Text([f"{left_out} more pairs are not shown here."])
