@@ -296,13 +296,14 @@ def _spent(run: Run) -> Iterator[Part]:
     """Stages of the run with their share of the wall time, the longest first."""
     stages = sorted(table.spent(run), key=lambda item: -item[1])
     total = sum(seconds for _, seconds in stages)
-    known = {stage: Value(seconds, "s") for stage, seconds in stages}
-    wall: dict[str, Value] = {"wall": Value(total, "s")}
-    if stages and total:
-        parts = ", ".join(f"{{{i}}} {{{i}_s}}" for i in range(len(known)))
-        each = {f"{i}": Value(stage) for i, stage in enumerate(known)}
-        each |= {f"{i}_s": seconds for i, seconds in enumerate(known.values())}
-        yield Text([sentence("wall time {wall}: " + parts, **(wall | each))])
+    if total:
+        text = "wall time {wall}: " + ", ".join(
+            f"{name} {{{i}}} ({{{i}_share}})" for i, (name, _) in enumerate(stages)
+        )
+        known: dict[str, Value] = {"wall": Value(total, "s")}
+        for i, (_, seconds) in enumerate(stages):
+            known |= {f"{i}": Value(seconds, "s"), f"{i}_share": Value(seconds / total, "share")}
+        yield Text([sentence(text, **known)])
 
 
 def _limits(run: Run) -> Iterator[Part]:
@@ -409,6 +410,8 @@ def _verdicts(found: Scaling) -> Iterator[Part]:
     yield table_of(open_)
     yield Text([VERDICTS], quiet=True)
     yield from (finding for _, finding in open_ if finding.sign != "good")
+    if sure := [finding for _, finding in open_ if finding.sign == "good"]:
+        yield Section("Why the others hold", sure, folded=True)
     if held:
         yield Section(
             "FLOPs and workspace as predicted", [table_of(held[:MOST_VERDICTS])], folded=True
