@@ -116,10 +116,9 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Pictures of one kind, and how to read them: drawn where a page needs them, into a folder."""
+    """Pictures, drawn where a page needs them, into a folder."""
 
     title: str
-    reading: str
     draw: Callable[[Path], Sequence[Picture]]
 
 

@@ -18,7 +18,8 @@ from attnbench.analysis.scaling.decide import TOLERANCE
 from attnbench.analysis.scaling.results import NOUNS, ExponentFit
 from attnbench.base import units
 from attnbench.report import axes, figures, growth
-from attnbench.report.figures import FILLED, INK, QUIET, FigureKind, Look, Page, Plot, short
+from attnbench.report.document import Picture
+from attnbench.report.figures import FILLED, INK, QUIET, FigureKind, Look, Page, short
 
 EXPONENTS = FigureKind(
     name="exponents",
@@ -42,7 +43,7 @@ HOLLOW: dict[str, Any] = {"markerfacecolor": "white", "markeredgewidth": 0.9, "z
 
 def draw_forests(
     fits: Sequence[ExponentFit], looks: Mapping[str, Look], folder: Path
-) -> list[Plot]:
+) -> list[Picture]:
     """Draw the exponents under each other, grouped by workload and axis."""
     order = list(dict.fromkeys(map(_group, fits)))
     found = sorted(
@@ -57,7 +58,9 @@ def draw_forests(
     ]
 
 
-def draw_fits(fits: Sequence[ExponentFit], looks: Mapping[str, Look], folder: Path) -> list[Plot]:
+def draw_fits(
+    fits: Sequence[ExponentFit], looks: Mapping[str, Look], folder: Path
+) -> list[Picture]:
     """Draw each fit, the widest range of sizes first, for each workload and axis."""
     usable = sorted(
         (fit for fit in fits if any(e.value > 0 for e in fit.time_us)),

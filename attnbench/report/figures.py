@@ -33,23 +33,6 @@ __all__ = ["KNOWN", "LINES", "Look", "looks"]  # with all that stands below
 STYLE = Path(__file__).with_suffix(".mplstyle")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plot:
-    """A figure on disk, and the texts that go with it."""
-
-    title: str
-    subject: str
-    reading: str
-    alt: str
-    svg: Path
-
-    @property
-    def picture(self) -> Picture:
-        """As a document has it."""
-        svg = self.svg.read_bytes()
-        return Picture(svg=svg, alt=self.alt, title=self.title, reading=self.reading)
-
-
 def figure_of(size: tuple[float, float], title: str, subject: str) -> Figure:
     """An empty figure of `size` inches, with its title and below it what all panels share."""
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
@@ -188,31 +171,18 @@ class FigureKind:
     title: str
     reading: str
 
-    def save(self, figure: Figure, page: Page[Any], alt: Iterable[str], folder: Path) -> Plot:
+    def save(self, figure: Figure, page: Page[Any], alt: Iterable[str], folder: Path) -> Picture:
         """Write the figure of one page and the texts that go with it."""
         return self.save_one(figure, page.subject, alt, folder, page.slug, page.left_out)
 
-    def picture(
-        self, figure: Figure, subject: str, alt: Iterable[str], folder: Path, slug: str = ""
-    ) -> Picture:
-        """Write a figure as `save_one`, and return it as a document has it."""
-        plot = self.save_one(figure, subject, alt, folder, slug)
-        return Picture(svg=plot.svg.read_bytes(), alt=plot.alt)
-
     def save_one(
-        self,
-        figure: Figure,
-        subject: str,
-        alt: Iterable[str],
-        folder: Path,
-        slug: str = "",
+        self, figure: Figure, subject: str, alt: Iterable[str], folder: Path, slug: str = "",
         left_out: int = 0,
-    ) -> Plot:
+    ) -> Picture:  # fmt: skip
         """As `save`, of a figure that is no page: `slug` tells it from others of its kind."""
         svg = write(figure, f"{self.name}-{slug}".rstrip("-"), folder)
         more = f" {left_out} more such panels are left out; the tables have their numbers."
-        return Plot(
-            title=self.title, subject=subject, svg=svg,
-            reading=self.reading + (more if left_out else ""),
+        return Picture(
+            svg=svg.read_bytes(), title=self.title, reading=self.reading + more * bool(left_out),
             alt=f"{', '.join(filter(None, (self.title, subject)))}: {'; '.join(alt)}.",
         )  # fmt: skip

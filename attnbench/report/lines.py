@@ -22,7 +22,8 @@ from attnbench.base import units
 from attnbench.machine.limits import peak_tflops
 from attnbench.report import axes, charts, figures
 from attnbench.report.charts import CHARTS, Chart, ChartPage, Scale, Tables
-from attnbench.report.figures import INK, FigureKind, Look, Plot
+from attnbench.report.document import Picture
+from attnbench.report.figures import INK, FigureKind, Look
 from attnbench.theory.traits import TRAITS
 
 PANEL_INCHES = 3.4
@@ -36,7 +37,7 @@ def draw_all(
     environment: Mapping[str, Any],
     folder: Path,
     crossovers: Sequence[Crossover] = (),
-) -> list[Plot]:
+) -> list[Picture]:
     """Draw every chart that has data, for every slice of the run, into `folder`.
 
     `tables` maps `cells` to `table.load` (with the rate's interval) and `costs` to
@@ -57,7 +58,7 @@ def draw_pages(
     found: list[ChartPage],
     draw: Callable[[ChartPage], Figure],
     folder: Path,
-) -> list[Plot]:
+) -> list[Picture]:
     """Draw and write the first figures of each workload; the first says how much is left out."""
     shown, plots = charts.first_of_each(found), []
     kind = FigureKind(name=name, title=chart.title, reading=chart.reading)

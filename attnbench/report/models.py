@@ -15,7 +15,8 @@ from attnbench.analysis.scaling.model import OVERHEAD
 from attnbench.analysis.scaling.results import ExactFit, ModelFit, Uncertain
 from attnbench.base import units
 from attnbench.report import axes, figures, growth
-from attnbench.report.figures import FigureKind, Look, Page, Plot
+from attnbench.report.document import Picture
+from attnbench.report.figures import FigureKind, Look, Page
 
 MODEL = FigureKind(
     name="model",
@@ -39,7 +40,7 @@ QUANTITIES = {
 SHADES = ("#f4f4f4", "#f2c879", "#08519c", "#74a9cf", "#9e9ac8", "#bdd7c5")  # overhead, then terms
 
 
-def draw_all(models: Sequence[ModelFit], looks: Mapping[str, Look], folder: Path) -> list[Plot]:
+def draw_all(models: Sequence[ModelFit], looks: Mapping[str, Look], folder: Path) -> list[Picture]:
     """Draw each model along n, in small multiples for each workload."""
     ordered = sorted(models, key=lambda m: growth.by_name(m.impl))
     return [
@@ -130,7 +131,7 @@ Points = tuple[tuple[float, float], ...]
 Panel = tuple[tuple[str, str, str], list[tuple[str, Points]]]  # workload, axis, quantity; lines
 
 
-def draw_exact(exact: Sequence[ExactFit], looks: Mapping[str, Look], folder: Path) -> list[Plot]:
+def draw_exact(exact: Sequence[ExactFit], looks: Mapping[str, Look], folder: Path) -> list[Picture]:
     """Draw the ratios, FLOPs and workspace beside each other, for each workload and axis."""
     groups: dict[tuple[str, str, str], list[tuple[str, Points]]] = {}
     for fit in sorted(exact, key=lambda fit: growth.by_name(fit.impl)):

@@ -26,9 +26,24 @@ LONGEST = 38  # letters of the name of an op
 MOST_POINTS = 1500  # of a timeline: an SVG of more opens slowly
 CUT = 0.2
 TOTAL, GREW, SHRANK, REST = "#555b61", "#d55e00", "#0072b2", "#a9afb5"
-WATERFALL = FigureKind(name="waterfall", title="From one time to the other", reading="")
-OPS = FigureKind(name="ops", title="Where the time goes", reading="")
-MEMORY = FigureKind(name="memory", title="Memory over one call", reading="")
+WATERFALL = FigureKind(
+    name="waterfall", title="From one time to the other",
+    reading="From the time of a call of the first, at the top, to that of the second, below, both"
+    " without a profiler: each bar is what one op adds (orange) or saves (blue). Ops that are"
+    " alike but for noise are one grey bar. In no op are Python, dispatch and gaps between"
+    " kernels, less what the profiler itself costs.",
+)  # fmt: skip
+OPS = FigureKind(
+    name="ops", title="Where the time goes",
+    reading="Self time of a call by op, without the ops called inside, the longest first; the share"
+    " is of the time without a profiler.",
+)  # fmt: skip
+MEMORY = FigureKind(
+    name="memory", title="Memory over one call",
+    reading="Bytes that the call has allocated and not yet freed; the dot marks the peak and the op"
+    " that reached it, the dashed line the peak predicted from sizes alone. The time is that"
+    " of a call whose allocations are recorded, which is slower.",
+)  # fmt: skip
 
 
 def draw_waterfall(found: Difference, folder: Path) -> Picture:
@@ -56,7 +71,7 @@ def _drawn(
     folder: Path,
 ) -> Picture:  # fmt: skip
     with mpl.rc_context(fname=figures.STYLE):
-        return kind.picture(draw(of), profile.case_words(first), alt, folder)
+        return kind.save_one(draw(of), profile.case_words(first), alt, folder)
 
 
 def waterfall(found: Difference) -> Figure:

@@ -25,12 +25,9 @@ def draw_charts(
     tables = {"cells": cells, "costs": costs}
     with mpl.rc_context(fname=figures.STYLE):
         return [
-            plot.picture
-            for plot in (
-                *lines.draw_all(tables, environment, folder, crossovers),
-                *tradeoff.draw_all(cells, folder),
-                *roofline.draw_all(cells, folder),
-            )
+            *lines.draw_all(tables, environment, folder, crossovers),
+            *tradeoff.draw_all(cells, folder),
+            *roofline.draw_all(cells, folder),
         ]
 
 
@@ -41,11 +38,8 @@ def draw_growth(scaling: Scaling, folder: Path) -> list[Picture]:
     looks = figures.looks(names)
     with mpl.rc_context(fname=figures.STYLE):
         return [
-            plot.picture
-            for plot in (
-                *exponents.draw_forests(scaling.exponents, looks, folder),
-                *exponents.draw_fits(scaling.exponents, looks, folder),
-                *models.draw_all(scaling.models, looks, folder),
-                *models.draw_exact(scaling.exact, looks, folder),
-            )
+            *exponents.draw_forests(scaling.exponents, looks, folder),
+            *exponents.draw_fits(scaling.exponents, looks, folder),
+            *models.draw_all(scaling.models, looks, folder),
+            *models.draw_exact(scaling.exact, looks, folder),
         ]

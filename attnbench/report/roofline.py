@@ -17,7 +17,8 @@ from attnbench.analysis.axes import slices
 from attnbench.base import units
 from attnbench.report import axes, figures, lines
 from attnbench.report.charts import ROOFLINE, ChartPage, pages
-from attnbench.report.figures import QUIET, Look, Plot
+from attnbench.report.document import Picture
+from attnbench.report.figures import QUIET, Look
 
 X = "arithmetic_intensity"
 SMALLEST, LARGEST = 3.2, 6.4  # markers, in points
@@ -46,7 +47,7 @@ class Roof:
         return f"{units.flop_rate(self.tflops)}, {units.bandwidth(self.gbps)}"
 
 
-def draw_all(cells: pd.DataFrame, folder: Path) -> list[Plot]:
+def draw_all(cells: pd.DataFrame, folder: Path) -> list[Picture]:
     """Draw a roofline for each slice of `cells` whose machine's ceilings were measured.
 
     Those of several threads have another roof, and figures of their own. `cells` is
@@ -55,7 +56,7 @@ def draw_all(cells: pd.DataFrame, folder: Path) -> list[Plot]:
     needed = ["tflops", X, "peak_tflops_measured", "read_gbps_measured"]
     known = cells[cells[needed].notna().all(axis=1)]
     draw_one = partial(draw, figures.looks(cells["impl"].unique()))
-    found: list[Plot] = []
+    found: list[Picture] = []
     for values, rows in slices(known, ["threads"]):
         name = f"roofline-{values['threads']}-threads" if found else "roofline"
         plots = lines.draw_pages(name, ROOFLINE, pages(rows, ROOFLINE), draw_one, folder)

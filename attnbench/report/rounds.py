@@ -26,7 +26,16 @@ MOST_ROWS, MOST_PAGES = 42, 4  # cells of a figure, and figures
 LONGEST = 46  # letters of a label
 MARGIN, AGAINST, MEDIAN = "#e3e8ee", "#fbeae4", "#111111"
 CONTROL = Look("#8a8a8a", "o")
-KIND = FigureKind(name="gate-rounds", title="A dot for every round", reading="")
+KIND = FigureKind(
+    name="gate-rounds", title="A dot for every round",
+    reading="Each dot is one round's change in time, candidate / base − 1, from top to bottom in"
+    " the order they were measured: hollow ones (○) are of the screening, full ones (●) of the"
+    " confirmation; a × is a round that was discarded and counts for nothing. Under them the"
+    " median of the rounds that decide, with its 95 % interval. In the shaded margin nothing"
+    " is a regression; the dashed line is the slowdown that is found. What lies beyond the"
+    " axis is drawn at its edge. The A/A control must lie around 0, the positive control on"
+    " the line.",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +138,7 @@ def draw_all(run: GateRun, outcome: Outcome, folder: Path) -> list[Picture]:
             rows, name = [*page.items, *under], common + page.place
             name += f"; {page.left_out} more cells are not drawn" * bool(page.left_out)
             figure, alt = _draw(run, rows, ends, name), [f"{row.label} {row.words}" for row in rows]
-            drawn.append(KIND.picture(figure, name, alt, folder, str(page.number)))
+            drawn.append(KIND.save_one(figure, name, alt, folder, str(page.number)))
     return drawn
 
 

@@ -16,7 +16,8 @@ from attnbench.base import units
 from attnbench.base.parameters import base_name
 from attnbench.report import axes, figures
 from attnbench.report.charts import MOST_PAGES
-from attnbench.report.figures import QUIET, FigureKind, Look, Plot
+from attnbench.report.document import Picture
+from attnbench.report.figures import QUIET, FigureKind, Look
 
 TRADEOFF = FigureKind(
     name="tradeoff",
@@ -32,7 +33,7 @@ LEAST = 1e-6  # of an error that is drawn: below it is rounding
 PANEL_INCHES = 4.4
 
 
-def draw_all(cells: pd.DataFrame, folder: Path) -> list[Plot]:
+def draw_all(cells: pd.DataFrame, folder: Path) -> list[Picture]:
     """Draw a figure for each slice of `cells` (`table.load`) that approximates attention.
 
     Each at one n: where most methods were measured whose error can be seen, of several such the
@@ -40,7 +41,7 @@ def draw_all(cells: pd.DataFrame, folder: Path) -> list[Plot]:
     """
     timed = cells[cells["time_us"].notna()]
     looks = figures.looks({base_name(name) for name in cells["impl"].unique()})
-    plots: list[Plot] = []
+    plots: list[Picture] = []
     names = [name for name in varying(timed) if name not in ("seq_len", "kv_len")]
     for _, rows in slices(timed, names):
         methods = rows[(rows[list(ERRORS)] > LEAST).any(axis=1)]

@@ -51,14 +51,6 @@ READING = (
     " slower), with its 95 % interval over rounds, of a suspect from its confirmation alone. Wins:"
     " rounds beyond the margin, of all that decide; of an ok cell those below the threshold."
 )
-ROUNDS = (
-    "Each dot is one round's change in time, candidate / base − 1, from top to bottom in the order"
-    " they were measured: hollow ones (○) are of the screening, full ones (●) of the confirmation;"
-    " a × is a round that was discarded and counts for nothing. Under them the median of the rounds"
-    " that decide, with its 95 % interval. In the shaded margin nothing is a regression; the dashed"
-    " line is the slowdown that is found. What lies beyond the axis is drawn at its edge. The A/A"
-    " control must lie around 0, the positive control on the line."
-)
 _LIBRARIES = ("torch", "cuda", "driver", "python", "blas", "cpu_capability")  # said first
 SUITE = "attnbench gate"
 MOST_PROFILES = 3  # commands that are printed
@@ -74,9 +66,7 @@ def document(run: GateRun, outcome: Outcome, file: Path | None = None) -> Docume
         columns=COLUMNS, cut="cell",
         rows=[(*_cells(name, row), of) for (_, name, row), of in zip(rows, found, strict=True)],
     )  # fmt: skip
-    figure = Figure(
-        title="A dot for every round", reading=ROUNDS, draw=partial(_draw, run, outcome)
-    )
+    figure = Figure(title="A dot for every round", draw=partial(_draw, run, outcome))
     versions = _versions(run)
     count = units.counted(len(rows), "cell")
     counts = units.tally((row.verdict for row in outcome.rows), VERDICTS)

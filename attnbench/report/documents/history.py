@@ -94,7 +94,7 @@ def _sections(series: Series) -> list[Section]:
     draw = partial(_draw, series, drawn, names)
     left_out = len(series.lines) - len(drawn)
     more = f" {left_out} more lines are not drawn." * bool(left_out)
-    figure = Figure(title="What changed most", reading=PICTURES + more, draw=draw)
+    figure = Figure(title="What changed most", draw=draw)
     tables = [
         Table(columns={"cell": "cell", "verdict": "verdict"} | STEP, rows=sure, most=20),
         Table(columns={"cell": "cell", "why": "why"} | STEP, rows=suspicious, most=8),
@@ -105,7 +105,7 @@ def _sections(series: Series) -> list[Section]:
         Section(title, [Text([READING], quiet=True), tables[0]]),
         Section("Suspicious", [Text([SUSPICIOUS], quiet=True), tables[1]] * bool(suspicious)),
         Section("Changes of the environment", marks),
-        Section("What changed most", [figure]),
+        Section("What changed most", [figure, Text([PICTURES + more], quiet=True)]),
         Section(f"All cells ({len(cells)})", tables[2:], folded=True),
     ]
     return [section for section in found if section.parts]

@@ -50,21 +50,6 @@ TRACE = (
     "Drop the trace on https://ui.perfetto.dev (which sends it nowhere) or load it in"
     " chrome://tracing; a range called attnbench-call marks each call."
 )
-WATERFALL = (
-    "From the time of a call of the first, at the top, to that of the second, below, both without a"
-    " profiler: each bar is what one op adds (orange) or saves (blue). Ops that are alike but for"
-    " noise are one grey bar. In no op are Python, dispatch and gaps between kernels, less what the"
-    " profiler itself costs."
-)
-OPS = (
-    "Self time of a call by op, without the ops called inside, the longest first; the share is of"
-    " the time without a profiler."
-)
-MEMORY = (
-    "Bytes that the call has allocated and not yet freed; the dot marks the peak and the op that"
-    " reached it, the dashed line the peak predicted from sizes alone. The time is that of a call"
-    " whose allocations are recorded, which is slower."
-)
 NOTES = {
     "profiler-cost": "calls took {ratio} times as long under the profiler, which makes short ops,"
     " and what is between them, longer",
@@ -342,12 +327,12 @@ def _figures(profiles: Sequence[Profile], found: Difference | None) -> Iterator[
 
     if found:
         draw = partial(drawn, "waterfall", found)
-        yield Figure(title="From one time to the other", reading=WATERFALL, draw=draw)
+        yield Figure(title="From one time to the other", draw=draw)
     draw = partial(drawn, "ops", profiles)
-    yield Figure(title="Where the time goes", reading=OPS, draw=draw)
+    yield Figure(title="Where the time goes", draw=draw)
     if any(profile.memory.timeline for profile in profiles):
         draw = partial(drawn, "memory", profiles)
-        yield Figure(title="Memory over one call", reading=MEMORY, draw=draw)
+        yield Figure(title="Memory over one call", draw=draw)
 
 
 def _commands(profile: Profile, folder: Path) -> Iterator[tuple[str, str]]:

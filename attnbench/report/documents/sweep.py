@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -368,13 +367,12 @@ def _figures(
         return pictures
 
     environment = run.shared(run.environments)
-    draw = partial(drawn, "draw_charts")
-    yield Section("Figures", [Figure(title="Figures", reading=PLOTS, draw=lambda folder: draw(
-        folder, frame, costs, environment, crossing
-    ))])  # fmt: skip
+    charts = Figure(title="Figures", draw=lambda folder: drawn(
+        "draw_charts", folder, frame, costs, environment, crossing
+    ))  # fmt: skip
+    yield Section("Figures", [Text([PLOTS], quiet=True), charts])
     if found.exponents or found.exact or found.models:
-        draw_growth = partial(drawn, "draw_growth")
-        figure = Figure(title="Growth", reading="", draw=lambda folder: draw_growth(folder, found))
+        figure = Figure(title="Growth", draw=lambda folder: drawn("draw_growth", folder, found))
         yield Section("How cost grows", [*_verdicts(found), figure])
     if crossing:
         yield Section("Crossovers", list(_crossovers(crossing)), folded=True)

@@ -56,7 +56,7 @@ def plain(of: Any) -> Any:
         case Text():
             return {"commands" if of.copy else "text": plain(of.lines)}
         case Figure():
-            return {"figure": of.title, "reading": of.reading}
+            return {"figure": of.title}
         case Section():
             return {"section": of.title, "parts": plain(of.parts)}
         case Mapping():
