@@ -239,7 +239,7 @@ def _finish(run: GateRun, folder: Path | None, options: dict[str, Any]) -> ExitC
                 say(f"Warning: {warning}", err=True)
         except StoreError as err:
             failure = err
-    if not options["quiet"]:
+    if not options["quiet"] or options["as_json"] or options["format_"] != "text":
         show(found, options)
     elif folder is not None:
         click.echo(folder)

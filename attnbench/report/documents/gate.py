@@ -163,20 +163,23 @@ def _controls(run: GateRun, outcome: Outcome) -> Iterator[Finding]:
     """What the positive control and the A/A control have shown."""
     found, name = outcome.controls, "positive control"
     signs: dict[bool | None, tuple[Sign, str, str]] = {
-        None: ("none", "not timed", "none, since no time was compared"),
+        None: ("none", "not timed", ""),
         True: ("good", "found", "was found: seen as {seen}, beyond the margin in {wins} of {rounds}"
                " rounds"),
         False: ("open", "not found", "was not found, so that passing says nothing: {missing}"),
     }  # fmt: skip
     sign, verdict, text = signs[found.found]
+    untimed, threshold = "no time was compared", Value(run.rules.threshold, "share")
     reason = sentence(
-        "a slowdown of {threshold} " + text, threshold=Value(run.rules.threshold, "share"),
+        "a slowdown of {threshold} " + text if text else untimed, threshold=threshold,
         seen=Value(found.planted_ratio, "change"), wins=Value(found.wins),
         rounds=Value(found.rounds), missing=missing(run, found) if found.found is False else "",
     )  # fmt: skip
     yield Finding(sign=sign, verdict=verdict, subject=name, reason=reason, test=(SUITE, name))
     name, text = "A/A control", "the base against itself: {null}"
-    sign, verdict = ("none", "not timed") if found.found is None else ("good", "quiet")
+    sign, verdict = "good", "quiet"
+    if found.null_ratio is None:
+        sign, verdict, text = "none", "not timed", untimed
     if found.untrusted:
         sign, verdict, text = "open", "untrusted", text + "; not to be trusted: {why}"
     null = Value(found.null_ratio, "change")
