@@ -17,6 +17,7 @@ from attnbench.report.document import (
     Finding,
     Picture,
     Section,
+    Sentence,
     Sign,
     Table,
     Text,
@@ -87,7 +88,7 @@ def _sections(series: Series) -> list[Section]:
     cells = [
         (names[line], Finding(
             sign=SIGNS[line.verdict], verdict=line.verdict, subject=names[line],
-            test=(line.name.split()[0], line.name),
+            reason=_steps(series, line), test=(line.name.split()[0], line.name),
         )) for line in series.lines if line.kind == "cell"
     ]  # fmt: skip
     drawn = sorted(series.lines, key=lambda line: line.kind != "run")[:PANELS]
@@ -114,6 +115,18 @@ def _sections(series: Series) -> list[Section]:
 def _step(series: Series, found: Found) -> tuple[Cell, ...]:
     step, place = found.step, _place(series, found.at)
     return place, Value(math.exp(step.log), "change"), f"{step.before}|{step.after}"
+
+
+def _steps(series: Series, line: Line) -> Sentence:
+    """`+31.4 % since 2026-11-23 quick-20`, of each step."""
+    text = ", ".join(f"{{{i}}} since {{at{i}}}" for i in range(len(line.found)))
+    known: dict[str, Value] = {}
+    for i, of in enumerate(line.found):
+        known |= {
+            f"{i}": Value(math.exp(of.step.log), "change"),
+            f"at{i}": Value(_place(series, of.at)),
+        }
+    return sentence(text, **known)
 
 
 def _place(series: Series, at: int) -> str:
@@ -159,8 +172,6 @@ def _draw(
     return [
         Picture(svg=svg, alt=f"{names[line]} over the runs: {line.verdict}", head=Finding(
             sign=SIGNS[line.verdict], verdict=line.verdict, subject=names[line],
-            reason=sentence(", ".join(f"{{{i}}}" for i in range(len(line.found))), **{
-                str(i): Value(math.exp(of.step.log), "change") for i, of in enumerate(line.found)
-            }),
+            reason=_steps(series, line),
         )) for line, svg in zip(lines, panels.draw_all(series, lines), strict=True)
     ]  # fmt: skip

@@ -296,7 +296,7 @@ def _spent(run: Run) -> Iterator[Part]:
     stages = sorted(table.spent(run), key=lambda item: -item[1])
     total = sum(seconds for _, seconds in stages)
     if total:
-        text = "wall time {wall}: " + ", ".join(
+        text = "{wall}: " + ", ".join(
             f"{name} {{{i}}} ({{{i}_share}})" for i, (name, _) in enumerate(stages)
         )
         known: dict[str, Value] = {"wall": Value(total, "s")}
