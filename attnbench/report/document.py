@@ -6,9 +6,8 @@ A producer (`report.documents`) writes no unit, sign, colour or width; a rendere
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from attnbench.errors import ExitCode
@@ -116,10 +115,15 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Pictures, drawn where a page needs them, into a folder."""
+    """Pictures, drawn where a page needs them.
+
+    `draw` names the function of this package that draws them, `rounds.draw_all`: it takes `of` and
+    a folder, and returns `Picture`s. So a document is made without matplotlib.
+    """
 
     title: str
-    draw: Callable[[Path], Sequence[Picture]]
+    draw: str
+    of: tuple[Any, ...]
 
 
 @dataclass(frozen=True)

@@ -46,19 +46,19 @@ MEMORY = FigureKind(
 )  # fmt: skip
 
 
-def draw_waterfall(found: Difference, folder: Path) -> Picture:
+def draw_waterfall(found: Difference, folder: Path) -> list[Picture]:
     """Bars from the one time to the other."""
     alt = [f"{of.name} {_words(of)}" for of in profile.entries(found, MOST_BARS)]
     return _drawn(WATERFALL, waterfall, found, found.a, alt, folder)
 
 
-def draw_ops(profiles: Sequence[Profile], folder: Path) -> Picture:
+def draw_ops(profiles: Sequence[Profile], folder: Path) -> list[Picture]:
     """The longest ops of each profile."""
     alt = [f"{p.label}: {p.ops[0].name} {units.time(p.ops[0].self_us)}" for p in profiles if p.ops]
     return _drawn(OPS, top_ops, profiles, profiles[0], alt, folder)
 
 
-def draw_memory(profiles: Sequence[Profile], folder: Path) -> Picture:
+def draw_memory(profiles: Sequence[Profile], folder: Path) -> list[Picture]:
     """Memory over a call of each profile."""
     alt = [
         f"{p.label}: peak {units.size(p.memory.peak_bytes)} in {p.memory.peak_op}" for p in profiles
@@ -69,9 +69,9 @@ def draw_memory(profiles: Sequence[Profile], folder: Path) -> Picture:
 def _drawn(
     kind: FigureKind, draw: Callable[[Any], Figure], of: Any, first: Profile, alt: list[str],
     folder: Path,
-) -> Picture:  # fmt: skip
+) -> list[Picture]:  # fmt: skip
     with mpl.rc_context(fname=figures.STYLE):
-        return kind.save_one(draw(of), profile.case_words(first), alt, folder)
+        return [kind.save_one(draw(of), profile.case_words(first), alt, folder)]
 
 
 def waterfall(found: Difference) -> Figure:

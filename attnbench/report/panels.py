@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
@@ -13,6 +14,7 @@ from matplotlib.figure import Figure
 from attnbench.analysis.history.series import Line, Series, Verdict
 from attnbench.base import units
 from attnbench.report import figures
+from attnbench.report.document import Finding, Picture, Sentence, Sign
 from attnbench.report.figures import INK, QUIET, Look
 
 SIZE = (4.2, 1.9)  # inches
@@ -22,14 +24,21 @@ COLOURS: dict[Verdict, str] = {
 COMMON = Look(QUIET, "o")
 
 
-def draw_all(series: Series, lines: Sequence[Line]) -> list[bytes]:
-    """A panel for each of `lines`, as SVG."""
-    looks = figures.looks(line.name.split()[0] for line in lines if line.kind == "cell")
+Drawn = tuple[Line, Sign, str, Sentence]  # a line, its sign, its name, its steps
+
+
+def draw_all(series: Series, drawn: Sequence[Drawn], folder: Path) -> list[Picture]:
+    """A panel for each line; they are in the page alone, not in `folder`."""
+    del folder
+    looks = figures.looks(line.name.split()[0] for line, *_ in drawn if line.kind == "cell")
+    pictures = []
     with mpl.rc_context(fname=figures.STYLE):
-        return [
-            figures.svg_of(_panel(series, line, looks.get(line.name.split()[0], COMMON)))
-            for line in lines
-        ]
+        for line, sign, name, steps in drawn:
+            panel = _panel(series, line, looks.get(line.name.split()[0], COMMON))
+            head = Finding(sign=sign, verdict=line.verdict, subject=name, reason=steps)
+            alt = f"{name} over the runs: {line.verdict}"
+            pictures.append(Picture(svg=figures.svg_of(panel), alt=alt, head=head))
+    return pictures
 
 
 def _panel(series: Series, line: Line, look: Look) -> Figure:

@@ -7,7 +7,6 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from attnbench.report.document import (
     Figure,
     Finding,
     Part,
-    Picture,
     Section,
     Sentence,
     Sign,
@@ -66,7 +64,7 @@ def document(run: GateRun, outcome: Outcome, file: Path | None = None) -> Docume
         columns=COLUMNS, cut="cell",
         rows=[(*_cells(name, row), of) for (_, name, row), of in zip(rows, found, strict=True)],
     )  # fmt: skip
-    figure = Figure(title="A dot for every round", draw=partial(_draw, run, outcome))
+    figure = Figure(title="A dot for every round", draw="rounds.draw_all", of=(run, outcome))
     versions = _versions(run)
     count = units.counted(len(rows), "cell")
     counts = units.tally((row.verdict for row in outcome.rows), VERDICTS)
@@ -151,12 +149,6 @@ def wins(row: Row) -> str:
 def _cells(name: str, row: Row) -> tuple[Cell, ...]:
     case_id = row.cell.case.case_id if isinstance(row.cell, MeasuredCell) else ""
     return row.cell.impl, case_id, name, changed(row), wins(row)
-
-
-def _draw(run: GateRun, outcome: Outcome, folder: Path) -> list[Picture]:
-    from attnbench.report import rounds  # matplotlib
-
-    return rounds.draw_all(run, outcome, folder)
 
 
 def _controls(run: GateRun, outcome: Outcome) -> Iterator[Finding]:

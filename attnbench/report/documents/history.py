@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 
 from attnbench.analysis.history.series import VERDICTS, Found, Line, Series, Verdict
 from attnbench.base import units
@@ -15,7 +13,6 @@ from attnbench.report.document import (
     Document,
     Figure,
     Finding,
-    Picture,
     Section,
     Sentence,
     Sign,
@@ -92,10 +89,10 @@ def _sections(series: Series) -> list[Section]:
         )) for line in series.lines if line.kind == "cell"
     ]  # fmt: skip
     drawn = sorted(series.lines, key=lambda line: line.kind != "run")[:PANELS]
-    draw = partial(_draw, series, drawn, names)
     left_out = len(series.lines) - len(drawn)
     more = f" {left_out} more lines are not drawn." * bool(left_out)
-    figure = Figure(title="What changed most", draw=draw)
+    of = [(line, SIGNS[line.verdict], names[line], _steps(series, line)) for line in drawn]
+    figure = Figure(title="What changed most", draw="panels.draw_all", of=(series, of))
     tables = [
         Table(columns={"cell": "cell", "verdict": "verdict"} | STEP, rows=sure, most=20),
         Table(columns={"cell": "cell", "why": "why"} | STEP, rows=suspicious, most=8),
@@ -160,18 +157,3 @@ def _heading(series: Series) -> str:
     count = units.counted(len(series.runs), "run")
     where = f"{name} ({device}, {cores} cores)"
     return f"{count} on {where}, {first.when:%Y-%m-%d %H:%M} to {last.when:%Y-%m-%d %H:%M}"
-
-
-def _draw(
-    series: Series, lines: Sequence[Line], names: dict[Line, str], folder: Path
-) -> list[Picture]:
-    """The whole run, which moves all others, then what changed most."""
-    del folder  # they are in the page alone
-    from attnbench.report import panels  # matplotlib
-
-    return [
-        Picture(svg=svg, alt=f"{names[line]} over the runs: {line.verdict}", head=Finding(
-            sign=SIGNS[line.verdict], verdict=line.verdict, subject=names[line],
-            reason=_steps(series, line),
-        )) for line, svg in zip(lines, panels.draw_all(series, lines), strict=True)
-    ]  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -320,19 +319,12 @@ def _sums(profile: Profile) -> Sentence:
 
 
 def _figures(profiles: Sequence[Profile], found: Difference | None) -> Iterator[Figure]:
-    def drawn(name: str, of: Any, folder: Path) -> Any:
-        from attnbench.report import ops  # matplotlib
-
-        return [getattr(ops, f"draw_{name}")(of, folder)]
-
     if found:
-        draw = partial(drawn, "waterfall", found)
-        yield Figure(title="From one time to the other", draw=draw)
-    draw = partial(drawn, "ops", profiles)
-    yield Figure(title="Where the time goes", draw=draw)
+        title = "From one time to the other"
+        yield Figure(title=title, draw="ops.draw_waterfall", of=(found,))
+    yield Figure(title="Where the time goes", draw="ops.draw_ops", of=(profiles,))
     if any(profile.memory.timeline for profile in profiles):
-        draw = partial(drawn, "memory", profiles)
-        yield Figure(title="Memory over one call", draw=draw)
+        yield Figure(title="Memory over one call", draw="ops.draw_memory", of=(profiles,))
 
 
 def _commands(profile: Profile, folder: Path) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 import pandas as pd
@@ -28,7 +27,6 @@ from attnbench.report.document import (
     Figure,
     Finding,
     Part,
-    Picture,
     Section,
     Sign,
     Table,
@@ -360,19 +358,12 @@ def _figures(
     run: Run, frame: pd.DataFrame, costs: pd.DataFrame, found: Scaling,
     crossing: Sequence[Crossover],
 ) -> Iterator[Section]:  # fmt: skip
-    def drawn(name: str, folder: Path, *of: Any) -> list[Picture]:
-        from attnbench.report import pages  # matplotlib
-
-        pictures: list[Picture] = getattr(pages, name)(*of, folder)
-        return pictures
-
     environment = run.shared(run.environments)
-    charts = Figure(title="Figures", draw=lambda folder: drawn(
-        "draw_charts", folder, frame, costs, environment, crossing
-    ))  # fmt: skip
+    of = frame, costs, environment, crossing
+    charts = Figure(title="Figures", draw="pages.draw_charts", of=of)
     yield Section("Figures", [Text([PLOTS], quiet=True), charts])
     if found.exponents or found.exact or found.models:
-        figure = Figure(title="Growth", draw=lambda folder: drawn("draw_growth", folder, found))
+        figure = Figure(title="Growth", draw="pages.draw_growth", of=(found,))
         yield Section("How cost grows", [*_verdicts(found), figure])
     if crossing:
         yield Section("Crossovers", list(_crossovers(crossing)), folded=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -68,10 +69,12 @@ def _impls(parts: Sequence[Part]) -> Iterator[str]:
 
 
 def _drawn(figure: Figure, folder: Path, failed: list[str] | None) -> dict[str, Any]:
+    module, _, name = figure.draw.partition(".")
     try:
+        draw = getattr(import_module(f"attnbench.report.{module}"), name)
         groups = [
             {"title": title, "pictures": [(data_uri(of.svg), of) for of in own]}
-            for title, own in groupby(figure.draw(folder), key=lambda picture: picture.title)
+            for title, own in groupby(draw(*figure.of, folder), key=lambda picture: picture.title)
         ]
     except Exception as err:
         why = f"{figure.title}: cannot be drawn ({type(err).__name__}: {err!s:.200})"
