@@ -21,12 +21,13 @@ from attnbench.gate.run import benchmarks, watched
 from attnbench.gate.run.processes import ProcessError
 from attnbench.report import files, pages, rounds
 from attnbench.report.documents import gate
+from attnbench.report.render import html, terminal
 from tests.repositories import commit, git, new, write
 
 pytest_plugins = ["pytester"]
 # Pytester forgets the modules that a run imports first; others hold on to them, and torch cannot be
 # loaded twice.
-KEPT = plugin, watched, pages, rounds, files, gate, torch
+KEPT = plugin, watched, pages, rounds, files, gate, html, terminal, torch
 
 # As `-p` names it where the entry point is not installed.
 INSTALLED = any(point.name == "attnbench" for point in entry_points(group="pytest11"))
