@@ -335,9 +335,10 @@ def test_a_cell_of_a_run_is_profiled_with_its_file_and_a_second_name_in_its_case
     lines = done.stdout.splitlines()
     assert "--seq-lens 32" in lines[0]
     assert "largest n of 2" in lines[0]
-    assert [line.split()[0] for line in lines[4:6]] == [op.name for op in found.ops[:2]]
-    assert lines[6].split()[1] == "more"
-    assert f"trace: {tmp_path / 'own' / 'trace.json.gz'}" in done.stdout
+    first = next(i for i, line in enumerate(lines) if line.startswith("op ")) + 2
+    assert [line.split()[0] for line in lines[first:][:2]] == [op.name for op in found.ops[:2]]
+    assert lines[first + 2].split()[1] == "more"
+    assert f"trace:  {tmp_path / 'own' / 'trace.json.gz'}" in done.stdout
     assert_refused(cli(*arguments), "own", "--name")
     assert_refused(cli(*arguments[:-2], "--masks", "causal"), "no ok record of own")
     assert_refused(cli(*arguments[:-2], "--masks", "causal,full"), "one value")

@@ -67,7 +67,7 @@ def profile(impls: tuple[str, ...], **options: Any) -> None:
                 say(f"profiling {subject.label} …", err=True)
             made.append((profile_subject(subject, case, place), place))
     if line:  # the folder is complete by now, and stays even if nobody reads on
-        say(line)
+        say(line, err=options["as_json"] or options["format_"] != "text")
     _show(folder.path, made, options)
 
 
