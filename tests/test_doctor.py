@@ -29,9 +29,7 @@ FIT: Diagnosis = {
         "on_battery": None, "thread_env": {},
     },
     "gpu": None,
-    "meanwhile": {
-        "wall_s": 16.2, "steal_share": 0.0, "throttled_us": 0, "interruptions_per_s": 1.0,
-    },
+    "meanwhile": {"wall_s": 16.2, "steal_share": 0.0, "throttled_us": 0},
     "tests": {
         "clock": {
             "claimed_us": 0.001, "seen_us": 0.001, "block_us": 0.2, "call_us": 0.03, "negative": 0,

@@ -16,13 +16,6 @@ if TYPE_CHECKING:
     from attnbench.execution.doctor import Examination
 
 _SIGNS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "fail": ("✗", "red")}
-_STAGES = {
-    "clock": "the clock",
-    "cold": "cold and warm reads",
-    "planted": "an injected slowdown",
-    "noise": "the noise, for 10 s",
-    "launch": "what the flush hides",
-}
 
 
 @click.command()
@@ -46,7 +39,7 @@ def doctor(device: str, threads: int | None, as_json: bool) -> None:
     def show(event: Any) -> None:
         # A line for each and nothing animated: a thread that draws would disturb what is timed.
         if shows:
-            say(f"testing {_STAGES.get(event.test, event.test)} …", err=True)
+            say(f"testing {event.test} …", err=True)
 
     examination = follow(examine(device=device, threads=threads or 1), show)
     if as_json:

@@ -89,7 +89,7 @@ def judge(diagnosis: dict[str, Any]) -> tuple[Finding, ...]:
         if "raised" in outcome:
             found.append(_test(name, False, f"could not run: {outcome['raised']}", None, _NO_CLOCK))
         else:
-            found += _RULES[name](outcome, diagnosis["facts"])
+            found += _RULES[name](outcome, diagnosis["facts"]["device"])
     return (*found, *symptoms(diagnosis))
 
 
@@ -101,8 +101,8 @@ def _test(
     return Finding(kind="test", name=name, level=level, fact=fact, limit=limit, remedy=needed)
 
 
-def _clock(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
-    finest_us, limit_us = seen["seen_us"], RESOLUTION_US[facts["device"]]
+def _clock(seen: dict[str, Any], device: str) -> Iterator[Finding]:
+    finest_us, limit_us = seen["seen_us"], RESOLUTION_US[device]
     fine = finest_us is not None and finest_us <= limit_us and not seen["negative"]
     fact = f"{units.time(finest_us)} (claimed: {units.time(seen['claimed_us'])})"
     if seen["negative"]:
@@ -120,7 +120,7 @@ def _clock(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
     )
 
 
-def _cold(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
+def _cold(seen: dict[str, Any], device: str) -> Iterator[Finding]:
     yield _test(
         "cold told from warm",
         seen["low"] is not None and seen["low"] > COLD_RATIO,
@@ -131,7 +131,7 @@ def _cold(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
     )
 
 
-def _planted(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
+def _planted(seen: dict[str, Any], device: str) -> Iterator[Finding]:
     slowed, twin = seen["slowed"], seen["twin"]
     found = _touches(slowed, SEEN) and not slowed["low"] <= 1 <= slowed["high"]
     limit = f"excludes 1, meets {SEEN[0]}–{SEEN[1]}"
@@ -151,7 +151,7 @@ def _interval(seen: dict[str, Any]) -> str:
     return f"ratio {seen['ratio']:.4f} [{low}–{high}], {seen['rounds']} rounds"
 
 
-def _noise(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
+def _noise(seen: dict[str, Any], device: str) -> Iterator[Finding]:
     width = seen["width"]
     fact = "no interval" if width is None else f"median ± {100 * width:.2f} %"
     fact += f", {seen['samples']} samples ({seen['discarded']} discarded)"
@@ -161,7 +161,7 @@ def _noise(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
     yield _test("noise in 10 s", calm, fact, limit, _AGAIN, loud)
 
 
-def _launch(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
+def _launch(seen: dict[str, Any], device: str) -> Iterator[Finding]:
     """On a GPU alone."""
     hidden_us, enqueue_us = seen["hidden_us"], seen["enqueue_us"]
     yield _test(
@@ -175,7 +175,7 @@ def _launch(seen: dict[str, Any], facts: dict[str, Any]) -> Iterator[Finding]:
     )
 
 
-_RULES: dict[str, Callable[[dict[str, Any], dict[str, Any]], Iterator[Finding]]] = {
+_RULES: dict[str, Callable[[dict[str, Any], str], Iterator[Finding]]] = {
     "clock": _clock,
     "cold": _cold,
     "planted": _planted,

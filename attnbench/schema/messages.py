@@ -203,7 +203,7 @@ class Facts(_Message, frozen=True):
 
 
 class Testing(_Message, frozen=True):
-    """A self-test begins."""
+    """What a self-test tests, in words, before it begins."""
 
     test: str
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -17,7 +17,7 @@ from attnbench.measure import selfcheck
 from attnbench.measure.clock import Flush, GraphClock, clock_for
 from attnbench.measure.sampling import StoppingRule
 from attnbench.measure.sensor import GpuSensor
-from attnbench.measure.watch import CounterMarks, interruptions
+from attnbench.measure.watch import CounterMarks
 from attnbench.schema.case import Case, Device, Dtype, parse_mask
 
 # 500 rounds, so that 5 % stand out on a busy machine, too; or 1.6 s for each of the three.
@@ -26,37 +26,23 @@ _SLOWDOWN = StoppingRule(
 )
 
 
-class Sizes(NamedTuple):
-    """How much work the self-tests do on a device: batches, the width of a square matrix."""
-
-    batches: int
-    noise_width: int
-
-
-SIZES = {
-    "cpu": Sizes(1000, 256),
-    "cuda": Sizes(300, 2048),
-}
-
-
-def diagnose(device: str, tell: Callable[[str], None] = lambda test: None) -> dict[str, Any]:
+def diagnose(device: str, tell: Callable[[str], None] = lambda words: None) -> dict[str, Any]:
     """Run every self-test on `device` (`cpu` or `cuda`); takes about 16 s, on a GPU longer.
 
-    `tell` hears the name of each before it runs. One that raises leaves `{"raised": …}`.
+    `tell` hears in words what is tested before it is. A test that raises leaves `{"raised": …}`.
     `facts` are of the machine as the tests began; `meanwhile` is what happened beside them; `gpu`
     says what the GPU is and what works on it, None on CPU.
     """
     facts = environment(device) | host.facts()
-    marks, switches = CounterMarks.now(), interruptions()
+    marks = CounterMarks.now()
     tests: dict[str, Any] = {}
     with torch.no_grad():
-        for name, test in _tests(device).items():
-            tell(name)
+        for name, (words, test) in (_ON_GPU if device == "cuda" else _ON_CPU).items():
+            tell(words)
             try:
-                tests[name] = test()
+                tests[name] = test(device)
             except Exception as err:  # whatever a broken driver raises costs this test alone
-                text = " ".join(str(err).split())[:200]
-                tests[name] = {"raised": f"{type(err).__name__}: {text}"}
+                tests[name] = {"raised": _in_a_line(err)}
     gpu = describe() if device == "cuda" else None  # while it is still warm
     wall_s, shares = time.perf_counter() - marks.begin, marks.shares()
     withheld = shares["throttled_share"]
@@ -69,58 +55,76 @@ def diagnose(device: str, tell: Callable[[str], None] = lambda test: None) -> di
             "wall_s": round(wall_s, 3),
             "steal_share": shares["stolen_share"],
             "throttled_us": withheld and withheld * wall_s * 1e6,
-            "interruptions_per_s": round((interruptions() - switches) / wall_s, 2),
         },
         "tests": tests,
     }
 
 
-def _tests(device: str) -> dict[str, Callable[[], Any]]:
-    sizes = SIZES[device]
-    # Tests build their clocks themselves: one that cannot be built costs its own test alone.
-    warm, cold = partial(clock_for, device, l2="warm"), partial(clock_for, device, l2="cold")
+def _in_a_line(err: Exception) -> str:
+    return f"{type(err).__name__}: {' '.join(str(err).split())[:200]}"
 
-    def product(width: int) -> Callable[[], Any]:
-        a = torch.randn(width, width, device=device)
-        return partial(torch.mm, a, a, out=torch.empty_like(a))
 
-    def read() -> Callable[[], Any]:
-        """What takes plainly longer from memory than from the cache.
-
-        On CPU as much as torch reads in one thread: to start others would hide the difference.
-        """
-        if device == "cuda":
-            return walk()
-        return partial(torch.sum, torch.randn(1 << 15), 0, out=torch.empty(()))
-
-    def unit() -> Callable[[], Any]:
-        """The work that is repeated 20 or 21 times, some microseconds of it.
-
-        On a GPU a product that lasts longer than the host needs to issue the next. On CPU what runs
-        in one thread: two threads that wait for each other on a busy machine are a matter of noise,
-        which is another test.
-        """
-        if device == "cuda":
-            return product(1024)
-        data = torch.randn(8192)
-        return partial(torch.exp, data, out=torch.empty_like(data))
-
-    def launches() -> Callable[[], Any]:
-        """Twenty kernels in a row: it takes longer to issue them than the flush lasts."""
-        add = partial(torch.zeros(1, device=device).add_, 1)
-        return lambda: [add() for _ in range(20)]
-
+def _clock(device: str) -> Any:
+    warm = clock_for(device, l2="warm")
+    if device == "cpu":
+        return selfcheck.resolution(warm)
     # Of about 0 to 8 µs, in steps finer than most ticks.
-    delays = [partial(torch.cuda._sleep, 97 * i) for i in range(128)] if device == "cuda" else []
-    tests: dict[str, Callable[[], Any]] = {
-        "clock": lambda: selfcheck.resolution(warm(), batches=sizes.batches, delays=delays),
-        "cold": lambda: selfcheck.cold_and_warm(cold(), warm(), read()),
-        "planted": lambda: selfcheck.slowdown(warm(), unit(), _SLOWDOWN),
-        "noise": lambda: selfcheck.noise(clock_for(device), product(sizes.noise_width)),
-    }
+    delays = [partial(torch.cuda._sleep, 97 * i) for i in range(128)]
+    return selfcheck.resolution(warm, batches=300, delays=delays)
+
+
+def _cold(device: str) -> Any:
+    """Read what takes plainly longer from memory than from the cache.
+
+    On CPU as much as torch reads in one thread: to start others would hide the difference.
+    """
     if device == "cuda":
-        tests["launch"] = lambda: selfcheck.launch(cold(), warm(), launches(), Flush(device))
-    return tests
+        read = walk()
+    else:
+        read = partial(torch.sum, torch.randn(1 << 15), 0, out=torch.empty(()))
+    cold, warm = clock_for(device, l2="cold"), clock_for(device, l2="warm")
+    return selfcheck.cold_and_warm(cold, warm, read)
+
+
+def _planted(device: str) -> Any:
+    """Repeat some microseconds of work 20 or 21 times.
+
+    On a GPU a product that lasts longer than the host needs to issue the next. On CPU what runs in
+    one thread: two threads that wait for each other on a busy machine are a matter of noise, which
+    is another test.
+    """
+    if device == "cuda":
+        unit = _product(1024, device)
+    else:
+        data = torch.randn(8192)
+        unit = partial(torch.exp, data, out=torch.empty_like(data))
+    return selfcheck.slowdown(clock_for(device, l2="warm"), unit, _SLOWDOWN)
+
+
+def _noise(device: str) -> Any:
+    return selfcheck.noise(clock_for(device), _product(2048 if device == "cuda" else 256, device))
+
+
+def _product(width: int, device: str) -> Callable[[], Any]:
+    a = torch.randn(width, width, device=device)
+    return partial(torch.mm, a, a, out=torch.empty_like(a))
+
+
+def _launch(device: str) -> Any:
+    """Twenty kernels in a row: it takes longer to issue them than the flush lasts."""
+    add = partial(torch.zeros(1, device=device).add_, 1)
+    cold, warm = clock_for(device, l2="cold"), clock_for(device, l2="warm")
+    return selfcheck.launch(cold, warm, lambda: [add() for _ in range(20)], Flush(device))
+
+
+# What each self-test tests, and how.
+_ON_CPU: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "clock": ("the clock", _clock),
+    "cold": ("cold and warm reads", _cold),
+    "planted": ("an injected slowdown", _planted),
+    "noise": ("the noise, for 10 s", _noise),
+}
+_ON_GPU = _ON_CPU | {"launch": ("what the flush hides", _launch)}
 
 
 def walk(device: str = "cuda") -> Callable[[], Any]:
@@ -189,7 +193,7 @@ def tried(tell: Callable[[str], None] = lambda name: None) -> Iterator[dict[str,
         try:
             reason = trial()
         except Exception as err:  # whatever a library raises that does not fit this GPU
-            reason = f"{type(err).__name__}: {' '.join(str(err).split())[:200]}"
+            reason = _in_a_line(err)
         yield {"name": name, "dtype": dtype, "works": reason is None, "reason": reason}
 
 

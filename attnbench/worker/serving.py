@@ -148,7 +148,7 @@ def _serve(request: Request, heartbeat: Heartbeat, emit: Emit) -> None:
             settle(threads if device == "cpu" else None)
             emit(Facts(measure_ceilings(device, list(dtypes))))
         case Diagnose(device):
-            emit(Facts(diagnose(device, lambda test: emit(Testing(test)))))
+            emit(Facts(diagnose(device, lambda words: emit(Testing(words)))))
         case Measure():
             _measure(request, heartbeat, emit)
         case Profile(cases, seed):
