@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from attnbench.base.git import run_git
 from attnbench.base.registry import nearest
@@ -21,8 +19,7 @@ _UNSHALLOW = "fetch the rest: git fetch --unshallow (in GitHub's checkout action
 _DEFAULT_BRANCHES = ("origin/main", "origin/master", "main", "master")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Base:
+class Base(NamedTuple):
     """The commit to compare with: its full id, the ref that led to it, and why it was chosen."""
 
     commit: str
@@ -45,7 +42,7 @@ def repository(folder: Path) -> Path:
             remedy = f"; trust it: {command.group()}"  # it is another user's
         raise UsageError(
             f"{folder} is in no working tree of git, where --base is looked up"
-            f" ({complaint(found)}){remedy}"
+            f" ({_complaint(found)}){remedy}"
         )
     return Path(found.stdout.removesuffix("\n")).resolve()
 
@@ -61,7 +58,7 @@ def resolve(root: Path, ref: str) -> str:
         return commit
     if _commit(root, "HEAD") is None:
         raise UsageError("the repository has no commit yet to compare with (--base)")
-    if is_shallow(root):
+    if _is_shallow(root):
         raise UsageError(f"no commit '{ref}' (--base) in this shallow clone; {_UNSHALLOW}")
     names = _lines(root, "for-each-ref", "--format=%(refname:short)")
     remote = f"origin/{ref}"
@@ -91,18 +88,17 @@ def default_base(root: Path, changed: bool) -> Base:
         raise _no_base(root, f"no common commit of HEAD and {branch}")
     commit = found.stdout.strip()
     if commit != head:
-        return Base(commit=commit, ref=branch, words=f"where HEAD left {branch}")
+        return Base(commit, branch, f"where HEAD left {branch}")
     if changed:
-        words = f"the last commit, part of {branch}, without the changes"
-        return Base(commit=head, ref="HEAD", words=words)
+        return Base(head, "HEAD", f"the last commit, part of {branch}, without the changes")
     if (parent := _commit(root, "HEAD~1")) is None:
         raise _no_base(root, "HEAD has no parent, and nothing is changed")
     words = f"the parent of HEAD, which is part of {branch} and has no changes on top"
-    return Base(commit=parent, ref="HEAD~1", words=words)
+    return Base(parent, "HEAD~1", words)
 
 
 def _no_base(root: Path, fact: str) -> UsageError:
-    if is_shallow(root):
+    if _is_shallow(root):
         return UsageError(f"{fact}, in this shallow clone; {_UNSHALLOW}, or name one: --base REF")
     return UsageError(f"{fact}: there is no default base; name a commit: --base REF")
 
@@ -118,7 +114,9 @@ def changes(root: Path, besides: Path | None = None) -> tuple[bool, str]:
     """
     found = run_git(root, "status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=all")
     if found.returncode:
-        raise UsageError(f"git cannot read the working tree of {root} (--base): {complaint(found)}")
+        raise UsageError(
+            f"git cannot read the working tree of {root} (--base): {_complaint(found)}"
+        )
     entries = [entry for entry in found.stdout.split("\0") if entry]
     untracked = [root / entry[3:] for entry in entries if entry.startswith("??")]
     tracked = len(entries) - len(untracked)
@@ -135,12 +133,12 @@ def is_committed(folder: Path) -> bool:
     return False
 
 
-def is_shallow(root: Path) -> bool:
+def _is_shallow(root: Path) -> bool:
     """Whether older commits are missing, as in a clone with `--depth`."""
     return _lines(root, "rev-parse", "--is-shallow-repository") == ["true"]
 
 
-def complaint(found: subprocess.CompletedProcess[str]) -> str:
+def _complaint(found: subprocess.CompletedProcess[str]) -> str:
     """The last error of git, as one line."""
     lines = [line.strip() for line in found.stderr.splitlines() if line.strip()]
     fatal = [line for line in lines if line.startswith(("fatal:", "error:"))]
@@ -161,7 +159,6 @@ def _lines(root: Path, *arguments: str) -> list[str]:
 # A filter of git-lfs would download; without it a large file stays the pointer it is in the commit.
 _LFS = "filter.lfs"
 _NO_LFS = ("-c", f"{_LFS}.smudge=", "-c", f"{_LFS}.process=", "-c", f"{_LFS}.required=false")
-_DEAF = (signal.SIGINT, *ENDING)
 
 
 @contextlib.contextmanager
@@ -189,8 +186,7 @@ def checked_out(root: Path, commit: str) -> Iterator[Path]:
         read = ("read-tree", "--reset", "-u", "--no-recurse-submodules", commit)
         made = run_git(root, *_NO_LFS, f"--work-tree={tree}", *read, index=folder / "index")
         if made.returncode:
-            why = complaint(made)
-            raise UsageError(f"git cannot check out {commit[:12]} (--base): {why}")
+            raise UsageError(f"git cannot check out {commit[:12]} (--base): {_complaint(made)}")
         yield tree
 
 
@@ -202,11 +198,8 @@ def temporary_folder() -> Iterator[Path]:
         UsageError: it cannot be made.
     """
     try:
-        folder = Path(tempfile.mkdtemp(prefix="attnbench-gate-")).resolve()
+        made = tempfile.TemporaryDirectory(prefix="attnbench-gate-", ignore_cleanup_errors=True)
     except OSError as err:
         raise UsageError(f"cannot make a temporary folder ({err}); set TMPDIR") from err
-    try:
-        yield folder
-    finally:
-        with handled(_DEAF, signal.SIG_IGN):  # a second Ctrl-C must not stop half-way
-            shutil.rmtree(folder, ignore_errors=True)
+    with made as folder:
+        yield Path(folder).resolve()

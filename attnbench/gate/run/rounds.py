@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import time
@@ -187,13 +186,17 @@ def _visit(
     if cell not in bench.each_us:
         bench.each_us[cell] = _estimate_us(processes, cell, bench.settings["base"].device)
     each_us, wall_us = bench.each_us[cell]
-    calls, visits = _amounts(each_us, wall_us)
+    # Planned by the length of a call alone.
+    calls = max(1, math.ceil(BATCH_US / each_us))
+    fit = VARIANT_US / (2 * BATCHES * calls * wall_us)
+    visits = int(max(1, min(fit, MOST_VISITS), min(LONGER * fit, LEAST_VISITS)))
     patience_s = PATIENCE_S + PATIENCE_FACTOR * each_us * 1e-6 * (1 + calls * BATCHES)
     samples: dict[Variant, list[Sample]] = {variant: [] for variant in variants}
     used: dict[Variant, list[Sample]] = {}
     held: dict[str, list[int]] = {}
-    until_s = math.inf
-    for visit in itertools.count(1):
+    until_s, visit = math.inf, 0
+    while True:
+        visit += 1
         bench.rng.shuffle(variants)
         for variant in variants + variants[::-1]:
             process: Variant = "null" if variant == "planted" else variant
@@ -214,26 +217,20 @@ def _visit(
                 held.setdefault(variant, []).append(taken.held_bytes)
         if visit >= visits:
             until_s = min(until_s, time.perf_counter() + longer_s)
-            if time.perf_counter() >= until_s or _scatter(samples, used) <= bench.rules.margin / 3:
-                break
-    return (
-        {variant: tuple(taken) for variant, taken in samples.items()},
-        {variant: tuple(taken) for variant, taken in used.items()},
-        {variant: seen[-1] - seen[0] for variant, seen in held.items()},
-    )
+            of, cpu = ({v: tuple(x) for v, x in each.items()} for each in (samples, used))
+            seen = Round(stage=plan.stage, samples={cell: of}, cpu={cell: cpu} if cpu else {})
+            if time.perf_counter() >= until_s or _scatter(seen, cell) <= bench.rules.margin / 3:
+                return of, cpu, {variant: each[-1] - each[0] for variant, each in held.items()}
 
 
-def _scatter(
-    samples: Mapping[Variant, list[Sample]], used: Mapping[Variant, list[Sample]]
-) -> float:
+def _scatter(seen: Round, cell: int) -> float:
     """The standard error of the median over pairs, of the variant in which it is the largest.
 
     For normal errors, by the median of the distances from the median: 1.48 · 1.25 · that / √n.
     """
-    of, cpu = ({k: tuple(v) for k, v in each.items()} for each in (samples, used))
-    found, errors = Round(stage="screen", samples={0: of}, cpu={0: cpu} if cpu else {}), [0.0]
-    for variant in of.keys() - {"base"}:
-        pairs = found.pairs(0, variant)
+    errors = [0.0]
+    for variant in seen.samples[cell].keys() - {"base"}:
+        pairs = seen.pairs(cell, variant)
         middle = median(pairs)
         errors.append(1.86 * median([abs(x - middle) for x in pairs]) / math.sqrt(len(pairs)))
     return max(errors)
@@ -256,13 +253,6 @@ def _estimate_us(processes: RoundProcesses, cell: int, device: str) -> tuple[flo
 
     once_us, wall_us = fastest_us(1)
     return (once_us, wall_us) if once_us >= BATCH_US else fastest_us(math.ceil(BATCH_US / once_us))
-
-
-def _amounts(each_us: float, wall_us: float) -> tuple[int, int]:
-    """Calls a batch, and visits, for a call of this length: by its length alone."""
-    calls = max(1, math.ceil(BATCH_US / each_us))
-    visits = VARIANT_US / (2 * BATCHES * calls * wall_us)
-    return calls, int(max(1, min(visits, MOST_VISITS), min(LONGER * visits, LEAST_VISITS)))
 
 
 def _verify(processes: RoundProcesses, cell: int, samples: Mapping[Variant, Samples]) -> None:

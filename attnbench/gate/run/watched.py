@@ -122,7 +122,7 @@ def comparison(
         head = git.resolve(root, "HEAD")
         tracked, words = git.changes(root, besides=results)
         if found.base is not None:
-            base = git.Base(commit=git.resolve(root, found.base), ref=found.base)
+            base = git.Base(git.resolve(root, found.base), found.base)
         elif not same:
             base = git.default_base(root, tracked)
     return Comparison(
@@ -195,7 +195,6 @@ def watched(
     given = {name: value for name, value in flags.items() if value not in (None, ())}
     if "files" in given:
         files = [_file(text, root, (folder, root)) for text in given["files"]]
-        table = _without_impls(table)  # those that the table names may be in other files
     else:
         files = [file for text in table.get("files", ()) for file in _fitting(text, root)]
     if not files:
@@ -206,7 +205,7 @@ def watched(
     chosen = {**table, **given}
     found = Watched(
         files=tuple(dict.fromkeys(files)),
-        sweeps=_sweeps(table, {name: value for name, value in given.items() if name in _AXES}),
+        sweeps=_sweeps(table, given),
         promises={n: chosen[n] for n in ("threshold", "budget_s", "growth") if n in chosen},
         **{name: chosen[name] for name in ("base", "threads", "device") if name in chosen},
     )
@@ -217,18 +216,14 @@ def watched(
 
 
 def _sweeps(table: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[Axes, ...]:
-    rows, usual = table.get("sweeps") or [{}], table.get("workload", _DEFAULT.workload)
-    shared = {name: table[name] for name in _AXES if name in table and name != "workload"}
+    # The implementations that the table names may be in other files than those of the flags.
+    own = [name for name in _AXES if name != "impls" or "files" not in flags]
+    rows = [{n: row[n] for n in own if n in row} for row in table.get("sweeps") or [{}]]
+    usual = table.get("workload", _DEFAULT.workload)
+    shared = {name: table[name] for name in own if name in table and name != "workload"}
     sweeps = [replace(_DEFAULT, workload=row.get("workload", usual)) for row in rows]
     sweeps = [replace(a, **row) for a, row in zip(overridden(sweeps, shared), rows, strict=True)]
-    return overridden(sweeps, flags)
-
-
-def _without_impls(table: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in table.items() if name != "impls"}
-    if "sweeps" in kept:
-        kept["sweeps"] = [_without_impls(row) for row in kept["sweeps"]]
-    return kept
+    return overridden(sweeps, {name: flags[name] for name in _AXES if name in flags})
 
 
 def _fitting(pattern: str, root: Path) -> list[str]:
