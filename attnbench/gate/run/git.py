@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -159,6 +161,7 @@ def _lines(root: Path, *arguments: str) -> list[str]:
 # A filter of git-lfs would download; without it a large file stays the pointer it is in the commit.
 _LFS = "filter.lfs"
 _NO_LFS = ("-c", f"{_LFS}.smudge=", "-c", f"{_LFS}.process=", "-c", f"{_LFS}.required=false")
+_DEAF = (signal.SIGINT, *ENDING)
 
 
 @contextlib.contextmanager
@@ -198,8 +201,11 @@ def temporary_folder() -> Iterator[Path]:
         UsageError: it cannot be made.
     """
     try:
-        made = tempfile.TemporaryDirectory(prefix="attnbench-gate-", ignore_cleanup_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix="attnbench-gate-")).resolve()
     except OSError as err:
         raise UsageError(f"cannot make a temporary folder ({err}); set TMPDIR") from err
-    with made as folder:
-        yield Path(folder).resolve()
+    try:
+        yield folder
+    finally:
+        with handled(_DEAF, signal.SIG_IGN):  # a second Ctrl-C must not stop half-way
+            shutil.rmtree(folder, ignore_errors=True)
