@@ -98,12 +98,12 @@ def needed(evidence: ExponentEvidence) -> tuple[float, float] | None:
         return None
     if holds and (evidence.logs is not None or slope.change_in_top):
         return None
-    room = min(abs(value - evidence.most), abs(value - below)) - slope.scatter
-    found = max(room, FINEST) / sum(slope.weights)
+    room = min(abs(value - evidence.most), abs(value - below)) - slope.exponent.scatter
+    found = max(room, FINEST) / sum(slope.exponent.weights)
     if not holds or top is None:
         return found, math.inf
-    top_room = evidence.power + TOP_TOLERANCE - top.value - slope.top_scatter
-    return found, max(top_room, FINEST) / sum(slope.top_weights)
+    top_room = evidence.power + TOP_TOLERANCE - top.value - top.scatter
+    return found, max(top_room, FINEST) / sum(top.weights)
 
 
 def _too_little(evidence: ExponentEvidence) -> Decision | None:

@@ -15,15 +15,15 @@ from scipy.optimize import nnls
 
 from attnbench.analysis.scaling.decide import Decision
 from attnbench.analysis.scaling.exact import NNLS_STEPS
-from attnbench.analysis.scaling.results import Missing, ModelFit, as_figures, lacking
-from attnbench.analysis.scaling.series import Laws, Measured
-from attnbench.analysis.scaling.slopes import (
-    Floats,
-    beyond,
-    drawn_medians,
-    estimates,
-    intervals,
+from attnbench.analysis.scaling.results import (
+    Missing,
+    ModelFit,
+    Uncertain,
+    as_figures,
+    lacking,
 )
+from attnbench.analysis.scaling.series import Laws, Measured
+from attnbench.analysis.scaling.slopes import Floats, drawn_medians, known_time
 from attnbench.base import units
 from attnbench.schema.case import Case
 from attnbench.schema.finding import Figure, LawFinding, Verdict
@@ -80,8 +80,9 @@ def _sizes(case: Case) -> Sizes:
 
 def _model(alike: list[Measured], points: list[Sizes], law: Law) -> ModelFit:
     case, times = alike[0].record.cell.case, [cell.times_us for cell in alike]
-    middle, *ends = intervals(times)
-    *factors, low, high = beyond((middle, *ends), [cell.allowed_us for cell in alike])
+    known = [known_time(cell.times_us, cell.allowed_us) for cell in alike]
+    middle = np.array([time.us.value for time in known])
+    factors = [[time.shorter for time in known], [time.longer for time in known]]
     off = np.log(np.minimum(factors, 1e6))  # a time may be nothing
     terms = Term(), *(term for term in law.terms if term != Term())
     names, rows = [OVERHEAD, *map(str, terms[1:])], _design(terms, points, case)
@@ -94,8 +95,11 @@ def _model(alike: list[Measured], points: list[Sizes], law: Law) -> ModelFit:
     at = max(np.flatnonzero(held).tolist(), key=lambda i: (series.count(series[i]), series[i]))
     along = [points[at] | {"n": n, "w": w} for n, w in sorted({(p["n"], p["w"]) for p in points})]
     parts = _shares(_design(terms, along, case), fitted[None])[:, 0]
-    least, most = _ends(many[at])
-    shares = parts[-1], np.minimum(least, parts[-1]), np.maximum(most, parts[-1])
+    at_largest = zip(names, parts[-1].tolist(), *_ends(many[at]).tolist(), strict=True)
+    shares = {
+        name: Uncertain(value=part, low=min(low, part), high=max(high, part))
+        for name, part, low, high in at_largest
+    }
     words = [case.workload, case.pass_, case.dtype, *kind_words(case)]
     words += [f"H/G={case.heads / case.kv_heads:g}"] * (case.kv_heads != case.heads)
     words += [f"V/D={case.value_dim / case.head_dim:g}"] * (case.value_dim != case.head_dim)
@@ -104,10 +108,10 @@ def _model(alike: list[Measured], points: list[Sizes], law: Law) -> ModelFit:
         workload=case.workload,
         same=" ".join(words),
         points=tuple(points),
-        time_us=tuple(estimates(middle, low, high)),
+        time_us=tuple(time.us for time in known),
         predicted_us=tuple((rows @ fitted).tolist()),
         at_largest=at,
-        shares=dict(zip(names, estimates(*shares), strict=True)),
+        shares=shares,
         along_n=tuple(point["n"] for point in along),
         shares_along=tuple(dict(zip(names, row, strict=True)) for row in parts.tolist()),
         held_out=float(np.sqrt((missed**2).mean())),

@@ -95,6 +95,18 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LineSlope(Uncertain):
+    """The slope of a line through some sizes.
+
+    `scatter` is the half-width of its interval were every time exactly known; a time's relative
+    error adds its `weights` times as much.
+    """
+
+    scatter: float
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Slope:
     """The regression of one series in log-log, of its sizes that count; None without a slope.
 
@@ -104,13 +116,11 @@ class Slope:
     says that it lies in the top octave. `intercept` is that of the sizes beyond it. `lowest` and
     `highest` are the ends of the exponent's interval whichever change that the times allow were
     taken out. `curvature` is 1 where the slope surely rises with size, −1 where it falls, else 0.
-    `scatter` is the half-width of the exponent's interval were every time exactly known; a time's
-    relative error adds its `weights` times as much; `top_scatter` and `top_weights` are those of
-    the top octave. `precision` is how well each time is known, as a relative half-width.
+    `precision` is how well each time is known, as a relative half-width.
     """
 
-    exponent: Uncertain | None
-    top: Uncertain | None
+    exponent: LineSlope | None
+    top: LineSlope | None
     octaves: float
     intercept: float = math.nan
     change_after: int = -1
@@ -119,10 +129,6 @@ class Slope:
     lowest: float = math.nan
     highest: float = math.nan
     curvature: float = 0.0
-    scatter: float = math.nan
-    weights: tuple[float, ...] = ()
-    top_scatter: float = math.nan
-    top_weights: tuple[float, ...] = ()
     precision: tuple[float, ...] = ()
 
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
-import pandas as pd
-
 from attnbench.analysis import notes, times
-from attnbench.analysis.scaling.results import NOTHING_KNOWN, Axis, Series
+from attnbench.analysis.scaling.results import NOTHING_KNOWN, NOUNS, Axis, Series
 from attnbench.base.parameters import base_name
 from attnbench.base.sample import FULL_SPEED
 from attnbench.base.stats import median, robust_least
@@ -172,33 +168,6 @@ def same_text(case: Case, axis: Axis) -> str:
     return " ".join(filter(None, words))
 
 
-@dataclass(frozen=True)
-class _AxisRule:
-    """How series along an axis are made of columns of `_frame`.
-
-    `size` is the column that varies, `fixed` what the cells share beside their kind. A cell is
-    taken where all `follow`: what follows the axis must do so. `least` sizes make a series.
-    """
-
-    size: str
-    fixed: str
-    follow: str = ""
-    least: int = 3
-
-
-_RULES: dict[Axis, _AxisRule] = {
-    "n": _AxisRule(
-        "seq_len", "batch heads kv_heads head_dim value_dim width", "keys_follow", least=2
-    ),
-    "d": _AxisRule("dim", "batch heads kv_heads seq_len kv_len", "value_follows width_follows"),
-    "heads": _AxisRule("heads", "batch group head_dim value_dim seq_len kv_len", "width_follows"),
-    "heads at fixed width": _AxisRule(
-        "heads", "batch group inner width seq_len kv_len", "value_follows"
-    ),
-    "batch": _AxisRule("batch", "heads kv_heads head_dim value_dim width seq_len kv_len"),
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class SeriesCells:
     """A series with the cells it comes from, size by size, and that of its overhead."""
@@ -220,17 +189,13 @@ def all_series(run: Run, laws: Laws, cells: list[Measured]) -> list[SeriesCells]
     n that has most sizes, the largest of those, since a small problem shows its overhead. Cells
     that failed or that are suspect have no replicates, and a doubt that says why.
     """
-    if not cells:
-        return []
-    frame = _frame(cells)
     small = defaultdict[tuple[int, ...], list[Measured]](list)
-    for cell, is_small in zip(cells, frame["is_overhead"], strict=True):
-        if is_small and cell.times_us:
+    for cell in cells:
+        if _is_overhead(cell.record.cell.case) and cell.times_us:
             small[_near(cell)].append(cell)
     found = []
-    for axis, rule in _RULES.items():
-        for members in _members(frame, axis, rule):
-            chosen = [cells[i] for i in members]
+    for axis in NOUNS:
+        for chosen in _members(cells, axis):
             first = chosen[0].record
             here = times.described(run.environment_of(first), first.cell.case.device)
             overhead = _overhead(small[_near(chosen[0])], chosen[0])
@@ -240,44 +205,43 @@ def all_series(run: Run, laws: Laws, cells: list[Measured]) -> list[SeriesCells]
     return found
 
 
-def _frame(cells: list[Measured]) -> pd.DataFrame:
-    """One row a cell: its kind, sizes, and what follows which of them."""
-    rows = []
+def _is_overhead(case: Case) -> bool:
+    return max(case.seq_len, case.kv_len) <= (OVERHEAD_CONTEXT if case.workload == "decode" else 1)
+
+
+def _members(cells: list[Measured], axis: Axis) -> list[list[Measured]]:
+    """The cells of each series along `axis`, in ascending order of size."""
+    groups = defaultdict[tuple[Any, ...], list[Measured]](list)
     for cell in cells:
         case = cell.record.cell.case
-        rows.append(
-            (cell.kind, case.batch, case.heads, case.kv_heads, case.seq_len, case.kv_len,
-             case.head_dim, case.value_dim, case.width or 0, case.workload == "decode")
-        )  # fmt: skip
-    columns = "kind batch heads kv_heads seq_len kv_len head_dim value_dim width decode".split()
-    frame = pd.DataFrame(np.array(rows, dtype=np.int64), columns=columns)
-    frame["inner"] = frame["heads"] * frame["head_dim"]
-    frame["group"] = frame["heads"] // frame["kv_heads"]
-    frame["dim"] = np.where(frame["width"] > 0, frame["width"], frame["head_dim"])
-    frame["keys_follow"] = frame["kv_len"] == frame["seq_len"]
-    frame["value_follows"] = frame["value_dim"] == frame["head_dim"]
-    frame["width_follows"] = (frame["width"] == 0) | (frame["width"] == frame["inner"])
-    most = np.where(frame["decode"] > 0, OVERHEAD_CONTEXT, 1)
-    frame["is_overhead"] = frame[["seq_len", "kv_len"]].max(axis=1) <= most
-    return frame
+        shared = _shared(case, axis)
+        if shared and not _is_overhead(case):
+            lengths = () if axis == "n" else (case.seq_len, case.kv_len)
+            groups[(cell.kind, *shared), lengths].append(cell)
+    best: dict[tuple[Any, ...], tuple[int, tuple[int, ...]]] = {}
+    for (shared, lengths), group in groups.items():
+        group.sort(key=lambda cell: _size(cell.record.cell.case, axis))
+        rank = len({_size(cell.record.cell.case, axis) for cell in group}), lengths
+        best[shared] = max(rank, best.get(shared, rank))
+    least = 2 if axis == "n" else 3
+    enough = {shared: lengths for shared, (sizes, lengths) in best.items() if sizes >= least}
+    return [group for (shared, lengths), group in groups.items() if enough.get(shared) == lengths]
 
 
-def _members(frame: pd.DataFrame, axis: Axis, rule: _AxisRule) -> Iterator[list[int]]:
-    """Row numbers of each series along `axis`, in ascending order of size."""
-    rows = frame[~frame["is_overhead"] & frame[rule.follow.split()].all(axis=1)]
-    by = ["kind", *rule.fixed.split()]
-    grouped = rows.groupby(by, sort=False)
-    distinct = grouped[rule.size].transform("nunique")
-    kept = rows.assign(series=grouped.ngroup(), distinct=distinct)[distinct >= rule.least]
-    if axis != "n":  # of series that differ in n alone, that with most sizes, then the largest n
-        ordered = kept.sort_values(["distinct", "seq_len", "kv_len"], kind="stable")
-        but_n = [name for name in by if name not in ("seq_len", "kv_len")]
-        kept = kept[kept["series"].isin(ordered.groupby(but_n, sort=False)["series"].last())]
-    kept = kept.sort_values(["series", rule.size], kind="stable")
-    where, series = kept.index.to_numpy(), kept["series"].to_numpy()
-    for part in np.split(where, np.flatnonzero(np.diff(series)) + 1):
-        if len(part):
-            yield part.tolist()
+def _shared(case: Case, axis: Axis) -> tuple[int | None, ...] | None:
+    """The sizes but lengths that a series along an axis shares; None where one fails to follow."""
+    group, inner = case.heads // case.kv_heads, case.heads * case.head_dim
+    heads, dims = (case.heads, case.kv_heads), (case.head_dim, case.value_dim, case.width)
+    value_follows, width_follows = case.value_dim == case.head_dim, case.width in (None, inner)
+    if axis == "n":
+        return (case.batch, *heads, *dims) if case.kv_len == case.seq_len else None
+    if axis == "d":
+        return (case.batch, *heads) if value_follows and width_follows else None
+    if axis == "heads":
+        return (case.batch, group, *dims[:2]) if width_follows else None
+    if axis == "heads at fixed width":
+        return (case.batch, group, inner, case.width) if value_follows else None
+    return *heads, *dims
 
 
 def _near(cell: Measured) -> tuple[int, ...]:
@@ -342,4 +306,6 @@ def _series(
 
 
 def _size(case: Case, axis: Axis) -> float:
-    return float(case.width or case.head_dim if axis == "d" else getattr(case, _RULES[axis].size))
+    if axis == "d":
+        return float(case.width or case.head_dim)
+    return float({"n": case.seq_len, "batch": case.batch}.get(axis, case.heads))
