@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from scipy.optimize import nnls
 
 from attnbench.analysis.scaling.decide import Decision
-from attnbench.analysis.scaling.exact import NNLS_STEPS
+from attnbench.analysis.scaling.exact import least_squares
 from attnbench.analysis.scaling.results import (
     Missing,
     ModelFit,
@@ -86,10 +85,10 @@ def _model(alike: list[Measured], points: list[Sizes], law: Law) -> ModelFit:
     off = np.log(np.minimum(factors, 1e6))  # a time may be nothing
     terms = Term(), *(term for term in law.terms if term != Term())
     names, rows = [OVERHEAD, *map(str, terms[1:])], _design(terms, points, case)
-    fitted = _least_squares(rows, middle)
+    fitted = least_squares(rows, middle)
     many, n = _shares(rows, _draws(rows, times, off)), np.array([point["n"] for point in points])
     held = n == n.max()
-    missed = rows[held] @ _least_squares(rows[~held], middle[~held]) / middle[held] - 1
+    missed = rows[held] @ least_squares(rows[~held], middle[~held]) / middle[held] - 1
     # Shares are reported at the largest n, where most n were measured with all else the same.
     series = [(point["batch"], point["heads"], point["d"]) for point in points]
     at = max(np.flatnonzero(held).tolist(), key=lambda i: (series.count(series[i]), series[i]))
@@ -133,13 +132,6 @@ def _design(terms: Sequence[Term], points: Sequence[Sizes], case: Case) -> Float
     return np.array([[value(term, point) for term in terms] for point in points])
 
 
-def _least_squares(rows: Floats, times_us: Floats) -> Floats:
-    """Non-negative, on the relative error: p coefficients."""
-    relative = rows / times_us[:, None]
-    scale = relative.max(axis=0)
-    return np.asarray(nnls(relative / scale, np.ones(len(rows)), maxiter=NNLS_STEPS)[0] / scale)
-
-
 def _draws(rows: Floats, times: Sequence[tuple[float, ...]], off: Floats) -> Floats:
     """Coefficients, draws × p, of cells drawn again with times that may be off by `off`, 2 × m."""
     count = len(times)
@@ -147,7 +139,7 @@ def _draws(rows: Floats, times: Sequence[tuple[float, ...]], off: Floats) -> Flo
     shift = rng.random((count, DRAWS)) * off.sum(axis=0)[:, None] - off[0][:, None]
     drawn_us = (drawn_medians(times, DRAWS) * np.exp(shift)).T
     draws = zip(rng.integers(count, size=(DRAWS, count)), drawn_us, strict=True)
-    return np.array([_least_squares(rows[chosen], us[chosen]) for chosen, us in draws])
+    return np.array([least_squares(rows[chosen], us[chosen]) for chosen, us in draws])
 
 
 def _shares(rows: Floats, coefficients: Floats) -> Floats:
