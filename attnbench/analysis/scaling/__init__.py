@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from attnbench.analysis.scaling.exact import exact_fits
-from attnbench.analysis.scaling.exponents import DRAWS, fit_many
+from attnbench.analysis.scaling.exponents import fit_many
 from attnbench.analysis.scaling.model import models
 from attnbench.analysis.scaling.results import ExponentFit, ModelFit, Scaling
 from attnbench.analysis.scaling.series import Laws, SeriesCells, all_series, measured
@@ -19,7 +19,6 @@ from attnbench.store.runs import Run
 ASK = "verify needs three octaves, e.g. --seq-lens 1,128..1024"
 NEVER_RAN = ("unsupported", "skipped")
 Fit = TypeVar("Fit", ExponentFit, ModelFit)
-LEAST_DRAWS, MOST_DRAWN_SIZES = 200, 2_000_000  # a huge run gets fewer draws for each size
 
 
 def scaling(run: Run) -> Scaling:
@@ -33,20 +32,17 @@ def scaling(run: Run) -> Scaling:
     ]
     known = {group.series.impl for group in found if any(group.series.times_us)}
     asked = [group for group in found if group.series.impl in known]
-    sizes = sum(len(group.series.sizes) for group in asked)
-    draws = max(LEAST_DRAWS, min(DRAWS, MOST_DRAWN_SIZES // max(1, sizes)))
     exact = exact_fits(found, laws)
-    fits = fit_many([group.series for group in asked], draws=draws)
-    exponents = tuple(_with_remedy(fit, run) for fit in fits)
-    modelled = tuple(_with_remedy(fit, run) for fit in models(cells, laws))
+    exponents = fit_many([group.series for group in asked])
+    modelled = models(cells, laws)
     unreadable = [
         _problem(impl, text, "its law", impl=impl, quantity=quantity)
         for (impl, quantity), text in laws.problems.items()
     ]
     return Scaling(
-        exponents=exponents,
+        exponents=tuple(_with_remedy(fit, run) for fit in exponents),
         exact=exact,
-        models=modelled,
+        models=tuple(_with_remedy(fit, run) for fit in modelled),
         problems=(*unreadable, *_unanswered(run, found)),
         missing=_missing(asked, exponents, modelled),
     )
@@ -66,10 +62,8 @@ def _missing(
     """The cells whose times keep findings open, that which is known worst for its purpose first."""
     wanted = [(model.cells[one.index], one) for model in modelled for one in model.missing]
     for group, fit in zip(groups, fits, strict=True):
-        for one in fit.missing:
-            measured = group.cells[one.index] if one.index >= 0 else group.overhead
-            assert measured is not None, "what is missing was measured"
-            wanted.append((measured.record.cell, one))
+        cells = [cell and cell.record.cell for cell in (*group.cells, group.overhead)]  # the −1st
+        wanted += [(cell, one) for one in fit.missing if (cell := cells[one.index])]
     found: dict[Cell, float] = {}
     for cell, one in wanted:
         found[cell] = max(one.known / one.needed, found.get(cell, 0.0))

@@ -76,10 +76,8 @@ def decide(evidence: ExponentEvidence) -> Decision:
     slope, exponent = evidence.slope, evidence.slope.exponent
     measured, changed = _measured(evidence), _changed(evidence)
     if evidence.sizes < LEAST_SIZES or not exponent or slope.octaves < TO_REFUTE - _ROUNDING:
-        return (
-            "inconclusive",
-            f"too short: {_range(evidence)}, a verdict needs two octaves at least",
-        )
+        short = f"too short: {_range(evidence)}"
+        return "inconclusive", f"{short}, a verdict needs two octaves at least"
     if off := _off(evidence):
         return off
     if slope.change_in_top:
@@ -91,8 +89,8 @@ def decide(evidence: ExponentEvidence) -> Decision:
         found = f"unresolved: log factors. {measured} agrees with {evidence.law}"
         return "inconclusive", f"{found}, and as well with a power of {evidence.noun} alone"
     if slope.octaves < TO_HOLD - _ROUNDING:
-        needed = f"{_range(evidence)}, to hold a law needs three{changed}"
-        return "inconclusive", f"too short: {needed}; {measured} so far"
+        short = f"too short: {_range(evidence)}, to hold a law needs three{changed}"
+        return "inconclusive", f"{short}; {measured} so far"
     if loose := _loose(evidence, exponent):
         return "inconclusive", f"{measured}: {'; '.join(loose)}{changed}"
     aside = "; a log factor would not show on this range"

@@ -8,7 +8,7 @@ the cells (Efron, "Bootstrap methods: another look at the jackknife", 1979).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +49,7 @@ def models(cells: list[Measured], laws: Laws) -> tuple[ModelFit, ...]:
     length is not their sequence length, which is another problem; and n = 1, where a call reads all
     weights for one row. A model needs a law of two terms, six cells, three n and two d at least.
     """
-    found: dict[tuple[float, ...], list[Measured]] = {}
+    found: dict[tuple[Any, ...], list[Measured]] = {}
     for cell in cells:
         case = cell.record.cell.case
         keys_follow = case.kv_len == case.seq_len or "kv_lens" not in TRAITS.get(case.workload).axes
@@ -102,23 +102,31 @@ def _model(alike: list[Measured], points: list[Sizes], law: Law) -> ModelFit:
     words = [case.workload, case.pass_, case.dtype, *kind_words(case)]
     words += [f"H/G={case.heads / case.kv_heads:g}"] * (case.kv_heads != case.heads)
     words += [f"V/D={case.value_dim / case.head_dim:g}"] * (case.value_dim != case.head_dim)
-    model = ModelFit(
-        impl=alike[0].record.cell.impl,
-        workload=case.workload,
-        same=" ".join(words),
-        points=tuple(points),
-        time_us=tuple(time.us for time in known),
-        predicted_us=tuple((rows @ fitted).tolist()),
-        at_largest=at,
-        shares=shares,
-        along_n=tuple(point["n"] for point in along),
+    held_out = float(np.sqrt((missed**2).mean()))
+    found = [*_obstacles(law, held_out, rows / middle[:, None])] or [*_presences(law, points, many)]
+    verdict = min((verdict for verdict, _ in found), key=_ORDER.index)
+    reasons, missing = [reason for own, reason in found if own == verdict], []
+    if verdict == "inconclusive":
+        halves = (off.sum(axis=0) / 2).tolist()  # of what each time may be
+        badly = [i for i, half in enumerate(halves) if half > KNOWN_WELL]
+        missing = [Missing(index=i, known=halves[i], needed=KNOWN_WELL) for i in badly]
+        reasons += [lacking((_place(points[one.index]), one) for one in missing)] * bool(missing)
+    figures: dict[str, Figure] = {"held_out": held_out}
+    for name, share in shares.items():  # as share_n2_d
+        figures |= as_figures("share_" + name.replace("^", "").replace(" ", "_"), share)
+    impl, same = alike[0].record.cell.impl, " ".join(words)
+    return ModelFit(
+        impl=impl, workload=case.workload, same=same, points=tuple(points),
+        time_us=tuple(time.us for time in known), predicted_us=tuple((rows @ fitted).tolist()),
+        at_largest=at, shares=shares, along_n=tuple(point["n"] for point in along),
         shares_along=tuple(dict(zip(names, row, strict=True)) for row in parts.tolist()),
-        held_out=float(np.sqrt((missed**2).mean())),
-        cells=tuple(cell.record.cell for cell in alike),
-    )
-    found = [*_obstacles(law, model.held_out, rows / middle[:, None])]
-    found = found or [*_presences(law, points, many)]
-    return _with_finding(model, law, found, known=off.sum(axis=0) / 2)
+        held_out=held_out, cells=tuple(cell.record.cell for cell in alike), missing=tuple(missing),
+        finding=LawFinding(
+            subject=f"{impl}, {same}", impl=impl, workload=case.workload, quantity="time",
+            question="terms of time", law=str(law), verdict=verdict, reason="; ".join(reasons),
+            figures=figures,
+        ),
+    )  # fmt: skip
 
 
 def _design(terms: Sequence[Term], points: Sequence[Sizes], case: Case) -> Floats:
@@ -153,35 +161,13 @@ def _ends(draws: Floats) -> Floats:
     return np.asarray(np.quantile(draws, (0.025, 0.975), axis=0, method="nearest"))
 
 
-def _with_finding(model: ModelFit, law: Law, found: list[Decision], known: Floats) -> ModelFit:
-    """The model with its finding; `known` is by how much each time may be off, as a logarithm."""
-    verdict = min((verdict for verdict, _ in found), key=_ORDER.index)
-    reasons = [reason for own, reason in found if own == verdict]
-    if verdict == "inconclusive":
-        badly = np.flatnonzero(known > KNOWN_WELL).tolist()
-        missing = [Missing(index=i, known=float(known[i]), needed=KNOWN_WELL) for i in badly]
-        model = replace(model, missing=tuple(missing))
-        reasons += filter(None, [lacking((_place(model.points[m.index]), m) for m in missing)])
-    figures: dict[str, Figure] = {"held_out": model.held_out}
-    for name, share in model.shares.items():  # as share_n2_d
-        figures |= as_figures("share_" + name.replace("^", "").replace(" ", "_"), share)
-    finding = LawFinding(
-        subject=f"{model.impl}, {model.same}", impl=model.impl, workload=model.workload,
-        quantity="time", question="terms of time", law=str(law), verdict=verdict,
-        reason="; ".join(reasons), figures=figures,
-    )  # fmt: skip
-    return replace(model, finding=finding)
-
-
 def _obstacles(law: Law, held_out: float, relative: Floats) -> Iterator[Decision]:
     values = np.linalg.svd(relative / np.linalg.norm(relative, axis=0), compute_uv=False)
     if values[-1] < TOLD_APART * values[0]:
         yield "inconclusive", "the sizes measured cannot tell the terms apart"
     if held_out > MISSED:
-        yield (
-            "inconclusive",
-            f"fitted without the largest n, the model is {units.percent(held_out)} off",
-        )
+        missed = f"the model is {units.percent(held_out)} off"
+        yield "inconclusive", f"fitted without the largest n, {missed}"
     if law.has_logs:
         yield "inconclusive", "a logarithm is no term of the model"
 

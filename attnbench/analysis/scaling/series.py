@@ -30,12 +30,12 @@ MOST_WITH_NOTES = 5000  # cells; notes look at every sample, which takes longer 
 class Measured:
     """A cell with the replicates of its time and the ends of what it may be.
 
-    `doubt` says why there are none, or why the time may be anything. `kind` numbers all that makes
-    cells alike but their sizes.
+    `doubt` says why there are none, or why the time may be anything. `kind` is all that makes cells
+    alike but their sizes.
     """
 
     record: Record
-    kind: int
+    kind: tuple[Any, ...]
     times_us: tuple[float, ...] = ()
     allowed_us: times.Interval | None = None
     doubt: str | None = None
@@ -49,38 +49,31 @@ class Measured:
 def measured(run: Run) -> list[Measured]:
     """Every record of the run. Those that failed or are suspect have a doubt and no times."""
     with_notes = len(run.records) <= MOST_WITH_NOTES
-    kinds: dict[tuple[Any, ...], int] = {}
     found = []
     for record in run.records:
         case, environment = record.cell.case, run.environment_of(record)
-        alike = (
+        kind = (
             record.cell.impl, case.workload, case.pass_, case.device, case.dtype, case.mask.text,
             case.position.text, case.projection, case.cache, case.new_tokens, case.query_tokens,
             case.layers, case.scale, case.threads, environment.get("device_name"),
         )  # fmt: skip
-        kind = kinds.setdefault(alike, len(kinds))
-        times_us, allowed_us, doubt = _times_or_doubt(record, environment)
-        if times_us and with_notes and (unsteady := notes.unsteady(record)):
-            allowed_us, doubt = NOTHING_KNOWN, f"unsteady ({unsteady})"
-        found.append(
-            Measured(
-                record=record, kind=kind, times_us=times_us, allowed_us=allowed_us, doubt=doubt
-            )
-        )
+        known: dict[str, Any] = {"doubt": _doubt(record, environment)}
+        if known["doubt"] is None:
+            known["times_us"], known["allowed_us"] = _replicates_and_ends(record)
+            if with_notes and (unsteady := notes.unsteady(record)):
+                known |= {"allowed_us": NOTHING_KNOWN, "doubt": f"unsteady ({unsteady})"}
+        found.append(Measured(record=record, kind=kind, **known))
     return found
 
 
-def _times_or_doubt(
-    record: Record, environment: dict[str, Any]
-) -> tuple[tuple[float, ...], times.Interval | None, str | None]:
-    """The replicates of a time, the ends of what it may be, and why there is none."""
+def _doubt(record: Record, environment: dict[str, Any]) -> str | None:
+    """Why there is no time; None where there is one."""
     if record.status != "ok":
-        return (), None, f"{record.status}: {record.reason}"
+        return f"{record.status}: {record.reason}"
     if not times.are_times(times.observations_us(record)):
-        return (), None, "not a valid time (0 or NaN)"
-    if suspect := times.suspect(record, environment, times.time_us(record)):
-        return (), None, f"suspect: {suspect}"
-    return (*_replicates_and_ends(record), None)
+        return "not a valid time (0 or NaN)"
+    suspect = times.suspect(record, environment, times.time_us(record))
+    return f"suspect: {suspect}" if suspect else None
 
 
 def _replicates_and_ends(record: Record) -> tuple[tuple[float, ...], times.Interval | None]:
@@ -111,7 +104,6 @@ class Laws:
     def __init__(self, run: Run) -> None:
         rows = run.info.get("implementations") or []
         self._rows: dict[str, dict[str, Any]] = {row["name"]: row for row in rows if "name" in row}
-        self._known: dict[tuple[Any, ...], Law | None] = {}
         self.problems: dict[tuple[str, Cost], str] = {}
 
     def of(self, impl: str, quantity: Literal["time", "flops", "memory"], case: Case) -> Law | None:
@@ -123,20 +115,16 @@ class Laws:
         field: str = quantity
         if quantity == "flops":
             field = "flops_law" if row.get("flops_law") else "time"
-        masked = case.mask.name not in ("full", "causal")
-        key = impl, field, case.workload, case.cache, case.projection, masked
-        if key not in self._known:
-            text, law = row.get(field), None
-            try:
-                core = parse(str(text)) if text else None
-            except UsageError as err:
-                self.problems[impl, _COST_OF[field]] = f"{field}: {err}"
-                core = None
-            if core:
-                traits = TRAITS.get(case.workload)
-                law = (traits.memory if field == "memory" else traits.time)(core, case)
-            self._known[key] = replace(law, bound=True) if law and masked else law
-        return self._known[key]
+        if not row.get(field):
+            return None
+        try:
+            core = parse(str(row[field]))
+        except UsageError as err:
+            self.problems[impl, _COST_OF[field]] = f"{field}: {err}"
+            return None
+        traits = TRAITS.get(case.workload)
+        law = (traits.memory if field == "memory" else traits.time)(core, case)
+        return law if case.mask.name in ("full", "causal") else replace(law, bound=True)
 
 
 def same_text(case: Case, axis: Axis) -> str:
@@ -189,18 +177,15 @@ def all_series(run: Run, laws: Laws, cells: list[Measured]) -> list[SeriesCells]
     n that has most sizes, the largest of those, since a small problem shows its overhead. Cells
     that failed or that are suspect have no replicates, and a doubt that says why.
     """
-    small = defaultdict[tuple[int, ...], list[Measured]](list)
+    small = defaultdict[tuple[Any, ...], list[Measured]](list)
     for cell in cells:
         if _is_overhead(cell.record.cell.case) and cell.times_us:
             small[_near(cell)].append(cell)
     found = []
     for axis in NOUNS:
         for chosen in _members(cells, axis):
-            first = chosen[0].record
-            here = times.described(run.environment_of(first), first.cell.case.device)
             overhead = _overhead(small[_near(chosen[0])], chosen[0])
-            ceilings = limits.ceilings_of(here, first.cell.case.threads)
-            series = _series(axis, chosen, overhead, laws, ceilings)
+            series = _series(run, axis, chosen, overhead, laws)
             found.append(SeriesCells(series=series, cells=tuple(chosen), overhead=overhead))
     return found
 
@@ -244,7 +229,7 @@ def _shared(case: Case, axis: Axis) -> tuple[int | None, ...] | None:
     return *heads, *dims
 
 
-def _near(cell: Measured) -> tuple[int, ...]:
+def _near(cell: Measured) -> tuple[Any, ...]:
     """What a cell has in common with others that start as many kernels."""
     case = cell.record.cell.case
     return cell.kind, case.batch, case.heads, case.kv_heads
@@ -268,15 +253,11 @@ def _overhead(small: list[Measured], cell: Measured) -> Measured | None:
 
 
 def _series(
-    axis: Axis,
-    cells: list[Measured],
-    overhead: Measured | None,
-    laws: Laws,
-    ceilings: limits.Ceilings,
+    run: Run, axis: Axis, cells: list[Measured], overhead: Measured | None, laws: Laws
 ) -> Series:
-    first = cells[0].record.cell
-    metrics = [cell.record.metrics for cell in cells]
-    overhead_us = overhead.times_us if overhead else None
+    first, metrics = cells[0].record.cell, [cell.record.metrics for cell in cells]
+    here = times.described(run.environment_of(cells[0].record), first.case.device)
+    ceilings = limits.ceilings_of(here, first.case.threads)
     overhead_allowed_us = overhead.allowed_us if overhead else None
     if overhead and not overhead.is_known:  # it is no more than was ever seen
         overhead_allowed_us = 0.0, max(overhead.times_us)
@@ -288,7 +269,7 @@ def _series(
         same=same_text(first.case, axis),
         sizes=tuple([_size(cell.record.cell.case, axis) for cell in cells]),
         times_us=tuple([cell.times_us for cell in cells]),
-        overhead_us=overhead_us,
+        overhead_us=overhead.times_us if overhead else None,
         overhead_allowed_us=overhead_allowed_us,
         law=laws.of(first.impl, "time", first.case),
         kernels=tuple([known.get("kernel") for known in metrics]),
