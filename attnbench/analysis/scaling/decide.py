@@ -174,10 +174,10 @@ def _shown(estimate: Uncertain | None) -> str:
 
 
 def _range(evidence: ExponentEvidence) -> str:
-    sizes = f"{evidence.sizes} size{'' if evidence.sizes == 1 else 's'}"
+    count = "1 size counts" if evidence.sizes == 1 else f"{evidence.sizes} sizes count"
     over = f"{evidence.slope.octaves:.1f} octaves" if evidence.sizes > 1 else "no octave"
     why = f" ({evidence.cut_short})" if evidence.cut_short else ""
-    return f"{sizes} count{'s' if evidence.sizes == 1 else ''}, over {over}{why}"
+    return f"{count}, over {over}{why}"
 
 
 def _changed(evidence: ExponentEvidence) -> str:

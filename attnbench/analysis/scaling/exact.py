@@ -69,16 +69,15 @@ def exact_fits(groups: Iterable[SeriesCells], laws: Laws) -> tuple[ExactFit, ...
 
 def _exact(group: SeriesCells, quantity: Quantity, row: _Exact, laws: Laws) -> ExactFit | None:
     series = group.series
-    measured, predicted = (
-        tuple([_number(cell, name) for cell in group.cells])
-        for name in (row.measured, row.predicted)
+    rows = tuple(
+        (size, _number(cell, row.measured), _number(cell, row.predicted))
+        for size, cell in zip(series.sizes, group.cells, strict=True)
     )
-    known = [(s, m) for s, m in zip(series.sizes, measured, strict=True) if m is not None]
+    known = [(s, m) for s, m, _ in rows if m is not None]
     if not known:
         return None
-    law = laws.of(series.impl, row.law, group.case)
-    rows = zip(series.sizes, measured, predicted, strict=True)
     both = [(s, m, p) for s, m, p in rows if m is not None and p is not None]
+    law = laws.of(series.impl, row.law, group.case)
     checks = [_formula(group, row, both)] if both else []
     if law and (grown := _grown(law, series.axis, quantity, known, group.case)):
         checks.append(grown)
@@ -97,8 +96,7 @@ def _exact(group: SeriesCells, quantity: Quantity, row: _Exact, laws: Laws) -> E
         )  # fmt: skip
     return ExactFit(
         impl=series.impl, workload=series.workload, quantity=quantity, axis=series.axis,
-        same=series.same, sizes=series.sizes, measured=measured, predicted=predicted,
-        growth=growth, finding=finding,
+        same=series.same, rows=rows, growth=growth, finding=finding,
     )  # fmt: skip
 
 

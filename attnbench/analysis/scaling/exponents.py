@@ -199,8 +199,8 @@ def _finding(
         verdict=verdict,
         reason=reason,
         figures={
-            **(as_figures("exponent", slope.exponent) or {"exponent": None}),
-            **(as_figures("top_slope", slope.top) or {"top_slope": None}),
+            **as_figures("exponent", slope.exponent),
+            **as_figures("top_slope", slope.top),
             "octaves": slope.octaves,
             "floor_us": overhead.us,  # as stored since the first runs
         },

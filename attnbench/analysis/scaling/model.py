@@ -104,13 +104,7 @@ def _model(alike: list[Measured], points: list[Sizes], law: Law) -> ModelFit:
     words += [f"V/D={case.value_dim / case.head_dim:g}"] * (case.value_dim != case.head_dim)
     held_out = float(np.sqrt((missed**2).mean()))
     found = [*_obstacles(law, held_out, rows / middle[:, None])] or [*_presences(law, points, many)]
-    verdict = min((verdict for verdict, _ in found), key=_ORDER.index)
-    reasons, missing = [reason for own, reason in found if own == verdict], []
-    if verdict == "inconclusive":
-        halves = (off.sum(axis=0) / 2).tolist()  # of what each time may be
-        badly = [i for i, half in enumerate(halves) if half > KNOWN_WELL]
-        missing = [Missing(index=i, known=halves[i], needed=KNOWN_WELL) for i in badly]
-        reasons += [lacking((_place(points[one.index]), one) for one in missing)] * bool(missing)
+    verdict, reason, missing = _judged(found, points, off.sum(axis=0) / 2)
     figures: dict[str, Figure] = {"held_out": held_out}
     for name, share in shares.items():  # as share_n2_d
         figures |= as_figures("share_" + name.replace("^", "").replace(" ", "_"), share)
@@ -120,10 +114,10 @@ def _model(alike: list[Measured], points: list[Sizes], law: Law) -> ModelFit:
         time_us=tuple(time.us for time in known), predicted_us=tuple((rows @ fitted).tolist()),
         at_largest=at, shares=shares, along_n=tuple(point["n"] for point in along),
         shares_along=tuple(dict(zip(names, row, strict=True)) for row in parts.tolist()),
-        held_out=held_out, cells=tuple(cell.record.cell for cell in alike), missing=tuple(missing),
+        held_out=held_out, cells=tuple(cell.record.cell for cell in alike), missing=missing,
         finding=LawFinding(
             subject=f"{impl}, {same}", impl=impl, workload=case.workload, quantity="time",
-            question="terms of time", law=str(law), verdict=verdict, reason="; ".join(reasons),
+            question="terms of time", law=str(law), verdict=verdict, reason=reason,
             figures=figures,
         ),
     )  # fmt: skip
@@ -159,6 +153,22 @@ def _shares(rows: Floats, coefficients: Floats) -> Floats:
 def _ends(draws: Floats) -> Floats:
     """The ends of the 95 % intervals over the first axis: 2 × the others."""
     return np.asarray(np.quantile(draws, (0.025, 0.975), axis=0, method="nearest"))
+
+
+def _judged(
+    found: list[Decision], points: Sequence[Sizes], known: Floats
+) -> tuple[Verdict, str, tuple[Missing, ...]]:
+    """The verdict on all that was found, with its reasons and the times that keep it open.
+
+    `known` is by how much each time may be off, as a logarithm.
+    """
+    verdict = min((verdict for verdict, _ in found), key=_ORDER.index)
+    reasons, missing = [reason for own, reason in found if own == verdict], []
+    if verdict == "inconclusive":
+        badly = np.flatnonzero(known > KNOWN_WELL).tolist()
+        missing = [Missing(index=i, known=float(known[i]), needed=KNOWN_WELL) for i in badly]
+        reasons += filter(None, [lacking((_place(points[m.index]), m) for m in missing)])
+    return verdict, "; ".join(reasons), tuple(missing)
 
 
 def _obstacles(law: Law, held_out: float, relative: Floats) -> Iterator[Decision]:

@@ -50,9 +50,9 @@ class Uncertain:
 
 
 def as_figures(name: str, found: Uncertain | None) -> dict[str, Figure]:
-    """An estimate as three figures: `name`, `name_low`, `name_high`; {} for None."""
+    """An estimate as three figures: `name`, `name_low`, `name_high`; None alone for None."""
     if found is None:
-        return {}
+        return {name: None}
     return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
 
 
@@ -186,7 +186,7 @@ class ExponentFit:
 class ExactFit:
     """FLOPs counted, or bytes of workspace, against the formula and the declared law.
 
-    `measured` and `predicted` go by size; None where not known. `growth` is the power of the
+    `rows` are size, measured and predicted; None where not known. `growth` is the power of the
     largest octave, which needs no interval: nothing here is noise. There is no finding where
     neither a formula nor a law was declared.
     """
@@ -196,9 +196,7 @@ class ExactFit:
     quantity: Quantity
     axis: Axis
     same: str
-    sizes: tuple[float, ...]
-    measured: tuple[float | None, ...]
-    predicted: tuple[float | None, ...]
+    rows: tuple[tuple[float, float | None, float | None], ...]
     growth: float | None
     finding: LawFinding | None = None
 
