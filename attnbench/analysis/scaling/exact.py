@@ -16,11 +16,13 @@ from attnbench.analysis.scaling.results import (
     NOUNS,
     Axis,
     ExactFit,
+    Measured,
     Quantity,
+    Series,
     plain_size,
     power_text,
 )
-from attnbench.analysis.scaling.series import Laws, Measured, SeriesCells
+from attnbench.analysis.scaling.series import Laws
 from attnbench.analysis.scaling.slopes import Floats
 from attnbench.base import units
 from attnbench.schema.case import Case
@@ -61,25 +63,25 @@ QUANTITIES: dict[Quantity, _Exact] = {
 }  # fmt: skip
 
 
-def exact_fits(groups: Iterable[SeriesCells], laws: Laws) -> tuple[ExactFit, ...]:
+def exact_fits(many: Iterable[Series], laws: Laws) -> tuple[ExactFit, ...]:
     """FLOPs and workspace of every series in which any was counted."""
-    fits = (_exact(g, name, row, laws) for g in groups for name, row in QUANTITIES.items())
+    fits = (_exact(one, name, row, laws) for one in many for name, row in QUANTITIES.items())
     return tuple(fit for fit in fits if fit is not None)
 
 
-def _exact(group: SeriesCells, quantity: Quantity, row: _Exact, laws: Laws) -> ExactFit | None:
-    series = group.series
+def _exact(series: Series, quantity: Quantity, row: _Exact, laws: Laws) -> ExactFit | None:
     rows = tuple(
         (size, _number(cell, row.measured), _number(cell, row.predicted))
-        for size, cell in zip(series.sizes, group.cells, strict=True)
+        for size, cell in zip(series.sizes, series.cells, strict=True)
     )
     known = [(s, m) for s, m, _ in rows if m is not None]
     if not known:
         return None
     both = [(s, m, p) for s, m, p in rows if m is not None and p is not None]
-    law = laws.of(series.impl, row.law, group.case)
-    checks = [_formula(group, row, both)] if both else []
-    if law and (grown := _grown(law, series.axis, quantity, known, group.case)):
+    case = series.cells[0].record.cell.case
+    law = laws.of(series.impl, row.law, case)
+    checks = [_formula(series, row, both)] if both else []
+    if law and (grown := _grown(law, series.axis, quantity, known, case)):
         checks.append(grown)
     growth, finding = top_power(known), None
     if checks:  # refuted if either is, inconclusive if neither holds
@@ -112,17 +114,15 @@ def _miss(measured: float, predicted: float) -> float:
     return abs(measured / predicted - 1) if predicted else math.inf
 
 
-def _formula(
-    group: SeriesCells, row: _Exact, both: Sequence[tuple[float, float, float]]
-) -> Decision:
+def _formula(series: Series, row: _Exact, both: Sequence[tuple[float, float, float]]) -> Decision:
     """Whether what was measured is what the formula predicts, at each size."""
     # Where the count is itself a formula, of one op whatever it skips, it refutes nothing.
-    sources = {cell.record.metrics.get(f"{row.measured}_source") for cell in group.cells}
+    sources = {cell.record.metrics.get(f"{row.measured}_source") for cell in series.cells}
     opaque = ", where the count is the price of an opaque op" if "formula" in sources else ""
     wrong = [(s, m, p) for s, m, p in both if abs(m - p) > max(row.miss * p, row.rounding)]
     if wrong:
         size, counted, formula = max(wrong, key=lambda found: _miss(*found[1:]))
-        at = f"{row.noun} at {NOUNS[group.series.axis]} = {plain_size(size)}"
+        at = f"{row.noun} at {NOUNS[series.axis]} = {plain_size(size)}"
         reason = f"{at}: {row.text(counted)} where its formula says {row.text(formula)}{opaque}"
         return "inconclusive" if opaque else "refuted", reason
     largest = max(_miss(m, p) for _, m, p in both)

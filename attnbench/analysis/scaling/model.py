@@ -15,13 +15,14 @@ import numpy as np
 from attnbench.analysis.scaling.decide import Decision
 from attnbench.analysis.scaling.exact import least_squares
 from attnbench.analysis.scaling.results import (
+    Measured,
     Missing,
     ModelFit,
     Uncertain,
     as_figures,
     lacking,
 )
-from attnbench.analysis.scaling.series import Laws, Measured
+from attnbench.analysis.scaling.series import Laws
 from attnbench.analysis.scaling.slopes import Floats, drawn_medians, known_time
 from attnbench.base import units
 from attnbench.schema.case import Case

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
+from attnbench.analysis.times import Interval
 from attnbench.base import units
 from attnbench.schema.finding import Figure, LawFinding
-from attnbench.schema.record import Cell
+from attnbench.schema.record import Cell, Record
 from attnbench.theory.law import Law
 
 Axis = Literal["n", "d", "heads", "heads at fixed width", "batch"]
@@ -56,6 +57,26 @@ def as_figures(name: str, found: Uncertain | None) -> dict[str, Figure]:
     return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """A cell with the replicates of its time and the ends of what it may be.
+
+    `doubt` says why there are none, or why the time may be anything. `kind` is all that makes cells
+    alike but their sizes.
+    """
+
+    record: Record
+    kind: tuple[Any, ...]
+    times_us: tuple[float, ...] = ()
+    allowed_us: Interval | None = None
+    doubt: str | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a time whose error is bounded."""
+        return bool(self.times_us) and self.allowed_us != NOTHING_KNOWN
+
+
 @dataclass(frozen=True, kw_only=True)
 class Series:
     """The cells of one implementation that differ along one axis alone, smallest first.
@@ -67,7 +88,8 @@ class Series:
     each size without a time why. `allowed_us` has the ends of what each time may truly be, where
     that is more than its replicates show; None where not known. `flops` are those that the
     implementation says it executes; `launch_bound` tells the sizes whose time is the host's.
-    `same` says in words what the cells share.
+    `same` says in words what the cells share. `cells` are those measured, size by size, and
+    `overhead` that of the smallest problem, where they come from a run.
     """
 
     impl: str
@@ -87,6 +109,8 @@ class Series:
     overhead_allowed_us: tuple[float, float] | None = None
     least_overhead_us: float | None = None
     launch_bound: tuple[bool, ...] = ()
+    cells: tuple[Measured, ...] = ()
+    overhead: Measured | None = None
 
     @property
     def subject(self) -> str:

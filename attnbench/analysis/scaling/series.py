@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from attnbench.analysis import notes, times
-from attnbench.analysis.scaling.results import NOTHING_KNOWN, NOUNS, Axis, Series
+from attnbench.analysis.scaling.results import NOTHING_KNOWN, NOUNS, Axis, Measured, Series
 from attnbench.base.parameters import base_name
 from attnbench.base.sample import FULL_SPEED
 from attnbench.base.stats import median, robust_least
@@ -24,26 +24,6 @@ OVERHEAD_CONTEXT = 16  # a decode step after so few tokens is all overhead
 _PEAK = "memory_peak_bytes"
 _COST_OF: dict[str, Cost] = {"time": "time", "flops_law": "flops", "memory": "workspace"}
 MOST_WITH_NOTES = 5000  # cells; notes look at every sample, which takes longer than the fits
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """A cell with the replicates of its time and the ends of what it may be.
-
-    `doubt` says why there are none, or why the time may be anything. `kind` is all that makes cells
-    alike but their sizes.
-    """
-
-    record: Record
-    kind: tuple[Any, ...]
-    times_us: tuple[float, ...] = ()
-    allowed_us: times.Interval | None = None
-    doubt: str | None = None
-
-    @property
-    def is_known(self) -> bool:
-        """Whether there is a time whose error is bounded."""
-        return bool(self.times_us) and self.allowed_us != NOTHING_KNOWN
 
 
 def measured(run: Run) -> list[Measured]:
@@ -156,21 +136,7 @@ def same_text(case: Case, axis: Axis) -> str:
     return " ".join(filter(None, words))
 
 
-@dataclass(frozen=True, kw_only=True)
-class SeriesCells:
-    """A series with the cells it comes from, size by size, and that of its overhead."""
-
-    series: Series
-    cells: tuple[Measured, ...]
-    overhead: Measured | None = None
-
-    @property
-    def case(self) -> Case:
-        """The case of the smallest size."""
-        return self.cells[0].record.cell.case
-
-
-def all_series(run: Run, laws: Laws, cells: list[Measured]) -> list[SeriesCells]:
+def all_series(run: Run, laws: Laws, cells: list[Measured]) -> list[Series]:
     """Every series of a run that could show how cost grows.
 
     Along n from two sizes on. Along the other axes from three, and once for all else alike: at the
@@ -185,8 +151,7 @@ def all_series(run: Run, laws: Laws, cells: list[Measured]) -> list[SeriesCells]
     for axis in NOUNS:
         for chosen in _members(cells, axis):
             overhead = _overhead(small[_near(chosen[0])], chosen[0])
-            series = _series(run, axis, chosen, overhead, laws)
-            found.append(SeriesCells(series=series, cells=tuple(chosen), overhead=overhead))
+            found.append(_series(run, axis, chosen, overhead, laws))
     return found
 
 
@@ -267,6 +232,8 @@ def _series(
         workload=first.case.workload,
         axis=axis,
         same=same_text(first.case, axis),
+        cells=tuple(cells),
+        overhead=overhead,
         sizes=tuple([_size(cell.record.cell.case, axis) for cell in cells]),
         times_us=tuple([cell.times_us for cell in cells]),
         overhead_us=overhead.times_us if overhead else None,
