@@ -60,11 +60,12 @@ def exponent_fit(impl: str = "naive", verdict: Verdict = "holds", **values: Any)
 
 def exact_fit(impl: str = "naive", **values: Any) -> ExactFit:
     """Counts that are what the formula says."""
-    counted = tuple(float(4 * 2 * n * n * 64) for n in SIZES)
+    counted = [float(4 * 2 * n * n * 64) for n in SIZES]
+    measured, predicted = values.pop("measured", counted), values.pop("predicted", counted)
     plain: dict[str, Any] = {
         "workload": "attention", "quantity": "flops", "axis": "n",
-        "same": "attention forward float32 H=2 D=64", "sizes": SIZES, "measured": counted,
-        "predicted": counted, "growth": 2.0,
+        "same": "attention forward float32 H=2 D=64",
+        "rows": tuple(zip(SIZES, measured, predicted, strict=True)), "growth": 2.0,
         "finding": finding(subject=f"{impl}, attention", question="FLOPs in n"),
     }  # fmt: skip
     return ExactFit(impl=impl, **(plain | values))

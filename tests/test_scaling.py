@@ -256,12 +256,6 @@ def test_a_refutation_stands_whichever_changepoint_is_taken_out():
     assert verdict(fitted(replace(series, overhead_us=(OVERHEAD_US,) * 7))) == "inconclusive"
 
 
-# Intervals.
-
-
-# What lies between sizes, and what does not count.
-
-
 def test_launch_bound_sizes_do_not_count():
     fit = fitted(replace(replayed(power(2)), launch_bound=(True, *[False] * 4)))
     assert "launch-bound" in str(fit.left_out[0])

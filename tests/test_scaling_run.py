@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from attnbench.analysis.scaling import scaling
-from attnbench.analysis.scaling.results import ExactFit, Scaling, Series
+from attnbench.analysis.scaling.results import ExactFit, Scaling
 from attnbench.analysis.scaling.series import Laws, all_series, measured
 from attnbench.api import IMPLEMENTATIONS, attention, core_flops
 from attnbench.schema.case import Case, Device
@@ -43,10 +43,6 @@ def run_of(records: list[Record], **laws: dict[str, Any]) -> Run:
     return Run(path=Path("it"), info=info, records=records)
 
 
-def series_of(run: Run) -> list[Series]:
-    return [group.series for group in all_series(run, Laws(run), measured(run))]
-
-
 def along(found: Scaling, quantity: str, axis: str = "n") -> ExactFit:
     (fit,) = [f for f in found.exact if f.quantity == quantity and f.axis == axis]
     return fit
@@ -70,7 +66,7 @@ def layer(n: int, width: int, heads: int = 4) -> Case:
 def test_the_least_overhead_of_cold_times_has_a_pair_of_events_in_it():
     run = run_of([cell(Case(seq_len=n, heads=2), "naive", l2="cold") for n in SIZES])
     run.info["environment"]["ceilings"]["launch_cold_us"] = 2.5
-    (series,) = series_of(run)
+    (series,) = all_series(run, Laws(run), measured(run))
     assert series.least_overhead_us == pytest.approx(5 * 0.5 + 2.0)
 
 

@@ -117,8 +117,8 @@ def counts(scaling: Scaling) -> str:
 def ratios(fit: ExactFit) -> tuple[tuple[float, float], ...]:
     """(size, measured / predicted) where both are known; nothing over nothing is 1."""
     return tuple(
-        (float(size), measured / predicted if predicted else 1.0)
-        for size, measured, predicted in zip(fit.sizes, fit.measured, fit.predicted, strict=True)
+        (size, measured / predicted if predicted else 1.0)
+        for size, measured, predicted in fit.rows
         if measured is not None and predicted is not None and (predicted or not measured)
     )
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from attnbench.analysis.scaling.exact import exact_fits
-from attnbench.analysis.scaling.exponents import DRAWS, fit_many
+from attnbench.analysis.scaling.exponents import fit_many
 from attnbench.analysis.scaling.model import models
-from attnbench.analysis.scaling.results import ExponentFit, ModelFit, Scaling
-from attnbench.analysis.scaling.series import Laws, SeriesCells, all_series, measured
+from attnbench.analysis.scaling.results import ExponentFit, ModelFit, Scaling, Series
+from attnbench.analysis.scaling.series import Laws, all_series, measured
 from attnbench.base.units import tally
 from attnbench.schema.finding import LawFinding
 from attnbench.schema.record import Cell, Record
@@ -19,7 +19,6 @@ from attnbench.store.runs import Run
 ASK = "verify needs three octaves, e.g. --seq-lens 1,128..1024"
 NEVER_RAN = ("unsupported", "skipped")
 Fit = TypeVar("Fit", ExponentFit, ModelFit)
-LEAST_DRAWS, MOST_DRAWN_SIZES = 200, 2_000_000  # a huge run gets fewer draws for each size
 
 
 def scaling(run: Run) -> Scaling:
@@ -27,28 +26,24 @@ def scaling(run: Run) -> Scaling:
     laws, cells = Laws(run), measured(run)
     # What never ran takes none of these cases: that is no failure.
     found = [
-        group
-        for group in all_series(run, laws, cells)
-        if any(cell.record.status not in NEVER_RAN for cell in group.cells)
+        series
+        for series in all_series(run, laws, cells)
+        if any(cell.record.status not in NEVER_RAN for cell in series.cells)
     ]
-    known = {group.series.impl for group in found if any(group.series.times_us)}
-    asked = [group for group in found if group.series.impl in known]
-    sizes = sum(len(group.series.sizes) for group in asked)
-    draws = max(LEAST_DRAWS, min(DRAWS, MOST_DRAWN_SIZES // max(1, sizes)))
+    known = {series.impl for series in found if any(series.times_us)}
     exact = exact_fits(found, laws)
-    fits = fit_many([group.series for group in asked], draws=draws)
-    exponents = tuple(_with_remedy(fit, run) for fit in fits)
-    modelled = tuple(_with_remedy(fit, run) for fit in models(cells, laws))
+    exponents = fit_many([series for series in found if series.impl in known])
+    modelled = models(cells, laws)
     unreadable = [
         _problem(impl, text, "its law", impl=impl, quantity=quantity)
         for (impl, quantity), text in laws.problems.items()
     ]
     return Scaling(
-        exponents=exponents,
+        exponents=tuple(_with_remedy(fit, run) for fit in exponents),
         exact=exact,
-        models=modelled,
+        models=tuple(_with_remedy(fit, run) for fit in modelled),
         problems=(*unreadable, *_unanswered(run, found)),
-        missing=_missing(asked, exponents, modelled),
+        missing=_missing(exponents, modelled),
     )
 
 
@@ -60,16 +55,12 @@ def _with_remedy(fit: Fit, run: Run) -> Fit:
     return replace(fit, finding=replace(fit.finding, reason=reason))
 
 
-def _missing(
-    groups: list[SeriesCells], fits: Iterable[ExponentFit], modelled: Iterable[ModelFit]
-) -> tuple[Cell, ...]:
+def _missing(fits: Iterable[ExponentFit], modelled: Iterable[ModelFit]) -> tuple[Cell, ...]:
     """The cells whose times keep findings open, that which is known worst for its purpose first."""
     wanted = [(model.cells[one.index], one) for model in modelled for one in model.missing]
-    for group, fit in zip(groups, fits, strict=True):
-        for one in fit.missing:
-            measured = group.cells[one.index] if one.index >= 0 else group.overhead
-            assert measured is not None, "what is missing was measured"
-            wanted.append((measured.record.cell, one))
+    for fit in fits:
+        measured = *fit.series.cells, fit.series.overhead  # the −1st
+        wanted += [(m.record.cell, one) for one in fit.missing if (m := measured[one.index])]
     found: dict[Cell, float] = {}
     for cell, one in wanted:
         found[cell] = max(one.known / one.needed, found.get(cell, 0.0))
@@ -84,11 +75,11 @@ def _problem(
     )
 
 
-def _unanswered(run: Run, found: list[SeriesCells]) -> Iterator[LawFinding]:
+def _unanswered(run: Run, found: list[Series]) -> Iterator[LawFinding]:
     """One line for each implementation without any series, and for a run of two devices."""
     if not run.records:
         yield _problem(run.run_id, f"no record in this run; {ASK}")
-    answered = {(g.series.impl, g.series.workload) for g in found if any(g.series.times_us)}
+    answered = {(one.impl, one.workload) for one in found if any(one.times_us)}
     records_of: dict[tuple[str, str], list[Record]] = {}
     for record in run.records:
         records_of.setdefault((record.cell.impl, record.cell.case.workload), []).append(record)

@@ -73,13 +73,28 @@ def decide(evidence: ExponentEvidence) -> Decision:
     order weighs on the small sizes). A law with logarithms cannot hold on such ranges: n log n has
     the slope 1 + 1/ln n, as some power of n has.
     """
-    for rule in (_too_little, _off, _change_in_top, _logs, _short, _loose):
-        found = rule(evidence)
-        if found is not None:
-            return found
+    slope, exponent = evidence.slope, evidence.slope.exponent
+    measured, changed = _measured(evidence), _changed(evidence)
+    if evidence.sizes < LEAST_SIZES or not exponent or slope.octaves < TO_REFUTE - _ROUNDING:
+        short = f"too short: {_range(evidence)}"
+        return "inconclusive", f"{short}, a verdict needs two octaves at least"
+    if off := _off(evidence):
+        return off
+    if slope.change_in_top:
+        beyond = "and less than an octave lies beyond it: measure larger sizes"
+        return "inconclusive", f"{evidence.changepoint}, {beyond}"
+    # A bound with logarithms holds where it would without them.
+    within = evidence.bound and exponent.ends[1] <= evidence.power + TOLERANCE
+    if evidence.logs is not None and not within:
+        found = f"unresolved: log factors. {measured} agrees with {evidence.law}"
+        return "inconclusive", f"{found}, and as well with a power of {evidence.noun} alone"
+    if slope.octaves < TO_HOLD - _ROUNDING:
+        short = f"too short: {_range(evidence)}, to hold a law needs three{changed}"
+        return "inconclusive", f"{short}; {measured} so far"
+    if loose := _loose(evidence, exponent):
+        return "inconclusive", f"{measured}: {'; '.join(loose)}{changed}"
     aside = "; a log factor would not show on this range"
-    over = f"over {evidence.slope.octaves:.1f} octaves{_changed(evidence)}"
-    return "holds", f"{_measured(evidence)} {over}{aside}"
+    return "holds", f"{measured} over {slope.octaves:.1f} octaves{changed}{aside}"
 
 
 def needed(evidence: ExponentEvidence) -> tuple[float, float] | None:
@@ -98,19 +113,12 @@ def needed(evidence: ExponentEvidence) -> tuple[float, float] | None:
         return None
     if holds and (evidence.logs is not None or slope.change_in_top):
         return None
-    room = min(abs(value - evidence.most), abs(value - below)) - slope.scatter
-    found = max(room, FINEST) / sum(slope.weights)
+    room = min(abs(value - evidence.most), abs(value - below)) - slope.exponent.scatter
+    found = max(room, FINEST) / sum(slope.exponent.weights)
     if not holds or top is None:
         return found, math.inf
-    top_room = evidence.power + TOP_TOLERANCE - top.value - slope.top_scatter
-    return found, max(top_room, FINEST) / sum(slope.top_weights)
-
-
-def _too_little(evidence: ExponentEvidence) -> Decision | None:
-    slope = evidence.slope
-    if evidence.sizes >= LEAST_SIZES and slope.exponent and slope.octaves >= TO_REFUTE - _ROUNDING:
-        return None
-    return "inconclusive", f"too short: {_range(evidence)}, a verdict needs two octaves at least"
+    top_room = evidence.power + TOP_TOLERANCE - top.value - top.scatter
+    return found, max(top_room, FINEST) / sum(top.weights)
 
 
 def _off(evidence: ExponentEvidence) -> Decision | None:
@@ -136,35 +144,9 @@ def _off(evidence: ExponentEvidence) -> Decision | None:
     return None
 
 
-def _change_in_top(evidence: ExponentEvidence) -> Decision | None:
-    if not evidence.slope.change_in_top:
-        return None
-    beyond = "and less than an octave lies beyond it: measure larger sizes"
-    return "inconclusive", f"{evidence.changepoint}, {beyond}"
-
-
-def _logs(evidence: ExponentEvidence) -> Decision | None:
-    """A bound with logarithms holds where it would without them."""
-    exponent = evidence.slope.exponent
-    if evidence.logs is None or exponent is None:
-        return None
-    if evidence.bound and exponent.ends[1] <= evidence.power + TOLERANCE:
-        return None
-    found = f"unresolved: log factors. {_measured(evidence)} agrees with {evidence.law}"
-    return "inconclusive", f"{found}, and as well with a power of {evidence.noun} alone"
-
-
-def _short(evidence: ExponentEvidence) -> Decision | None:
-    if evidence.slope.octaves >= TO_HOLD - _ROUNDING:
-        return None
-    needed = f"{_range(evidence)}, to hold a law needs three{_changed(evidence)}"
-    return "inconclusive", f"too short: {needed}; {_measured(evidence)} so far"
-
-
-def _loose(evidence: ExponentEvidence) -> Decision | None:
-    exponent, top = evidence.slope.exponent, evidence.slope.top
-    assert exponent is not None, "what has no exponent is too short"
-    low, high = exponent.ends
+def _loose(evidence: ExponentEvidence, exponent: Uncertain) -> list[str]:
+    """What of the exponent's interval, and of the top octave's, reaches past the law."""
+    (low, high), top = exponent.ends, evidence.slope.top
     top_most = evidence.power + TOP_TOLERANCE
     reasons = []
     if high > evidence.most:
@@ -173,9 +155,7 @@ def _loose(evidence: ExponentEvidence) -> Decision | None:
         reasons.append(f"the interval reaches below {evidence.least:.2f}")
     if top is None or top.ends[1] > top_most:
         reasons.append(f"the top octave's slope {_shown(top)} reaches past {top_most:.2f}")
-    if not reasons:
-        return None
-    return "inconclusive", f"{_measured(evidence)}: {'; '.join(reasons)}{_changed(evidence)}"
+    return reasons
 
 
 def _measured(evidence: ExponentEvidence) -> str:
@@ -194,10 +174,10 @@ def _shown(estimate: Uncertain | None) -> str:
 
 
 def _range(evidence: ExponentEvidence) -> str:
-    sizes = f"{evidence.sizes} size{'' if evidence.sizes == 1 else 's'}"
+    count = "1 size counts" if evidence.sizes == 1 else f"{evidence.sizes} sizes count"
     over = f"{evidence.slope.octaves:.1f} octaves" if evidence.sizes > 1 else "no octave"
     why = f" ({evidence.cut_short})" if evidence.cut_short else ""
-    return f"{sizes} count{'s' if evidence.sizes == 1 else ''}, over {over}{why}"
+    return f"{count}, over {over}{why}"
 
 
 def _changed(evidence: ExponentEvidence) -> str:

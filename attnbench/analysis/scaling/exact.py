@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq, nnls
 
 from attnbench.analysis.scaling.decide import LEAST_SIZES, TOLERANCE, Decision
@@ -16,14 +16,17 @@ from attnbench.analysis.scaling.results import (
     NOUNS,
     Axis,
     ExactFit,
+    Measured,
     Quantity,
+    Series,
     plain_size,
     power_text,
 )
-from attnbench.analysis.scaling.series import Laws, Measured, SeriesCells
+from attnbench.analysis.scaling.series import Laws
+from attnbench.analysis.scaling.slopes import Floats
 from attnbench.base import units
 from attnbench.schema.case import Case
-from attnbench.schema.finding import WORST_FIRST, LawFinding, Verdict
+from attnbench.schema.finding import WORST_FIRST, LawFinding
 from attnbench.theory.law import Law
 from attnbench.theory.traits import TRAITS
 
@@ -60,35 +63,31 @@ QUANTITIES: dict[Quantity, _Exact] = {
 }  # fmt: skip
 
 
-def exact_fits(groups: Iterable[SeriesCells], laws: Laws) -> tuple[ExactFit, ...]:
+def exact_fits(many: Iterable[Series], laws: Laws) -> tuple[ExactFit, ...]:
     """FLOPs and workspace of every series in which any was counted."""
-    fits = (_exact(g, name, row, laws) for g in groups for name, row in QUANTITIES.items())
+    fits = (_exact(one, name, row, laws) for one in many for name, row in QUANTITIES.items())
     return tuple(fit for fit in fits if fit is not None)
 
 
-def _exact(group: SeriesCells, quantity: Quantity, row: _Exact, laws: Laws) -> ExactFit | None:
-    series = group.series
-    measured = tuple([_number(cell, row.measured) for cell in group.cells])
-    if all(value is None for value in measured):
+def _exact(series: Series, quantity: Quantity, row: _Exact, laws: Laws) -> ExactFit | None:
+    rows = tuple(
+        (size, _number(cell, row.measured), _number(cell, row.predicted))
+        for size, cell in zip(series.sizes, series.cells, strict=True)
+    )
+    known = [(s, m) for s, m, _ in rows if m is not None]
+    if not known:
         return None
-    predicted = tuple([_number(cell, row.predicted) for cell in group.cells])
-    law = laws.of(series.impl, row.law, group.case)
-    known = [(s, m) for s, m in zip(series.sizes, measured, strict=True) if m is not None]
-    rows = zip(series.sizes, measured, predicted, strict=True)
     both = [(s, m, p) for s, m, p in rows if m is not None and p is not None]
-    growth = top_power(known)
-    checks = [_formula(group, row, both)] if both else []
-    grown = _grown(law, series.axis, quantity, known, group.case) if law else None
-    checks += [grown] if grown else []
-    finding = None
+    case = series.cells[0].record.cell.case
+    law = laws.of(series.impl, row.law, case)
+    checks = [_formula(series, row, both)] if both else []
+    if law and (grown := _grown(law, series.axis, quantity, known, case)):
+        checks.append(grown)
+    growth, finding = top_power(known), None
     if checks:  # refuted if either is, inconclusive if neither holds
         finding = LawFinding(
-            subject=series.subject,
-            impl=series.impl,
-            workload=series.workload,
-            quantity=quantity,
-            axis=series.axis,
-            question=f"{row.noun} in {series.axis}",
+            subject=series.subject, impl=series.impl, workload=series.workload, quantity=quantity,
+            axis=series.axis, question=f"{row.noun} in {series.axis}",
             law=str(law) if law else "the formula",
             verdict=min((verdict for verdict, _ in checks), key=WORST_FIRST.index),
             reason="; ".join(reason for _, reason in checks),
@@ -96,11 +95,10 @@ def _exact(group: SeriesCells, quantity: Quantity, row: _Exact, laws: Laws) -> E
                 "largest_miss": max((_miss(m, p) for _, m, p in both), default=None),
                 "growth": growth,
             },
-        )
+        )  # fmt: skip
     return ExactFit(
         impl=series.impl, workload=series.workload, quantity=quantity, axis=series.axis,
-        same=series.same, sizes=series.sizes, measured=measured, predicted=predicted,
-        growth=growth, finding=finding,
+        same=series.same, rows=rows, growth=growth, finding=finding,
     )  # fmt: skip
 
 
@@ -116,20 +114,17 @@ def _miss(measured: float, predicted: float) -> float:
     return abs(measured / predicted - 1) if predicted else math.inf
 
 
-def _formula(
-    group: SeriesCells, row: _Exact, both: Sequence[tuple[float, float, float]]
-) -> Decision:
+def _formula(series: Series, row: _Exact, both: Sequence[tuple[float, float, float]]) -> Decision:
     """Whether what was measured is what the formula predicts, at each size."""
     # Where the count is itself a formula, of one op whatever it skips, it refutes nothing.
-    sources = {cell.record.metrics.get(f"{row.measured}_source") for cell in group.cells}
+    sources = {cell.record.metrics.get(f"{row.measured}_source") for cell in series.cells}
     opaque = ", where the count is the price of an opaque op" if "formula" in sources else ""
     wrong = [(s, m, p) for s, m, p in both if abs(m - p) > max(row.miss * p, row.rounding)]
     if wrong:
         size, counted, formula = max(wrong, key=lambda found: _miss(*found[1:]))
-        at = f"{NOUNS[group.series.axis]} = {plain_size(size)}"
-        reason = f"{row.noun} at {at}: {row.text(counted)} where its formula says"
-        verdict: Verdict = "inconclusive" if opaque else "refuted"
-        return verdict, f"{reason} {row.text(formula)}{opaque}"
+        at = f"{row.noun} at {NOUNS[series.axis]} = {plain_size(size)}"
+        reason = f"{at}: {row.text(counted)} where its formula says {row.text(formula)}{opaque}"
+        return "inconclusive" if opaque else "refuted", reason
     largest = max(_miss(m, p) for _, m, p in both)
     sizes = "1 size" if len(both) == 1 else f"all {len(both)} sizes"
     within = f"within {units.percent(largest)} of" if largest else "exactly as"
@@ -196,10 +191,9 @@ def _leads(power: float, known: Sequence[_Known]) -> bool:
     Those of the last sizes alone, since workspace is the largest of several moments, and small
     sizes may have another one.
     """
-    powers = [power, *(float(lower) for lower in range(math.ceil(power)))]
-    shares = _shares([[size**p for size, _ in known] for p in powers], known)
-    reproduced = float(np.abs(shares.sum(axis=1) - 1).max()) <= MISS
-    return reproduced and bool(shares[-1, 0] >= LEADING_SHARE)
+    powers = [power, *range(math.ceil(power))]
+    shares = _shares([[size**p for p in powers] for size, _ in known], known)
+    return _off(shares) <= MISS and bool(shares[-1, 0] >= LEADING_SHARE)
 
 
 def _keeps_growing(known: Sequence[_Known], limit: float) -> bool:
@@ -208,9 +202,9 @@ def _keeps_growing(known: Sequence[_Known], limit: float) -> bool:
     Buffers that depend on a block size take steps, at times two in a row: in log-log they curve as
     no sum of powers does.
     """
-    octaves = [top_power(known[:end]) or 0.0 for end in range(2, len(known) + 1)]
     if len(known) <= LEAST_SIZES:  # two octaves may lie within one block
         return False
+    octaves = [top_power(pair) or 0.0 for pair in pairwise(known)]
     first = math.floor(limit) + 1
     # One size more than there are coefficients: as many can be made to fit anything.
     return min(octaves) > limit or any(
@@ -223,10 +217,9 @@ def _sum_of_terms(law: Law, axis: Axis, known: Sequence[_Known]) -> Decision:
     """Non-negative least squares on relative error, over the law's terms and a constant."""
     variable = "n" if axis == "n" else "d"
     terms = law.along(variable).terms
-    others = dict.fromkeys(("n", "d", "w"), 1.0)
-    columns = [[term.value(others | {variable: size}) for size, _ in known] for term in terms]
-    shares = _shares([*columns, [1.0] * len(known)], known)
-    miss = float(np.abs(shares.sum(axis=1) - 1).max())
+    rows = [[*(term.value({variable: size}) for term in terms), 1.0] for size, _ in known]
+    shares = _shares(rows, known)
+    miss = _off(shares)
     if miss > MISS:
         return "refuted", f"no sum of the terms of {law}: off by {units.percent(miss)}"
     idle = [str(t) for t, s in zip(terms, shares.T, strict=False) if s.max() < LEAST_SHARE]
@@ -235,14 +228,22 @@ def _sum_of_terms(law: Law, axis: Axis, known: Sequence[_Known]) -> Decision:
     return "holds", f"a sum of the terms of {law}, within {units.percent(miss)}"
 
 
-def _shares(columns: list[list[float]], known: Sequence[_Known]) -> NDArray[np.float64]:
+def _shares(rows: list[list[float]], known: Sequence[_Known]) -> Floats:
     """Sizes × columns: what each contributes, relative to the value; none is negative."""
-    values = np.array([max(value, 1.0) for _, value in known])
-    design = np.array(columns).T / values[:, None]
-    scale = design.max(axis=0)
-    coefficients, _ = nnls(design / scale, np.ones(len(known)), maxiter=NNLS_STEPS)
-    shares: NDArray[np.float64] = (design / scale) * coefficients
-    return shares
+    columns, values = np.array(rows), np.array([max(value, 1.0) for _, value in known])
+    return np.asarray(columns * least_squares(columns, values) / values[:, None])
+
+
+def _off(shares: Floats) -> float:
+    """By how much the sum of shares misses a value at most, relative to it."""
+    return float(np.abs(shares.sum(axis=1) - 1).max())
+
+
+def least_squares(rows: Floats, values: Floats) -> Floats:
+    """Coefficients of the columns, none negative, with the least relative error."""
+    relative = rows / values[:, None]
+    scale = relative.max(axis=0)
+    return np.asarray(nnls(relative / scale, np.ones(len(rows)), maxiter=NNLS_STEPS)[0] / scale)
 
 
 def top_power(known: Sequence[_Known]) -> float | None:
@@ -265,14 +266,12 @@ def increments_power(known: Sequence[_Known]) -> float:
         return 0.0
     if y1 <= y0:
         return top_power(known) or 0.0  # it only began to grow
-    ratio, first, second = (y2 - y1) / (y1 - y0), math.log(x1 / x0), math.log(x2 / x1)
 
     def off(power: float) -> float:
-        if abs(power) < 1e-9:
-            return ratio - second / first
-        return ratio - float((x2**power - x1**power) / (x1**power - x0**power))
+        rise = (x2**power - x1**power) / (x1**power - x0**power)
+        return float((y2 - y1) / (y1 - y0) - rise)
 
-    low, high = -8.0, 8.0
-    if off(low) * off(high) > 0:
-        return high if off(high) > 0 else 0.0
-    return max(0.0, float(brentq(off, low, high)))
+    least, most = 1e-6, 8.0
+    if off(least) <= 0:
+        return 0.0
+    return most if off(most) > 0 else float(brentq(off, least, most))

@@ -1,4 +1,4 @@
-"""The exponent of a series: which sizes count, the fit of many series at once, the finding."""
+"""The exponent of a series: which sizes count, the fit, the finding."""
 
 from __future__ import annotations
 
@@ -18,21 +18,16 @@ from attnbench.analysis.scaling.decide import (
     needed,
 )
 from attnbench.analysis.scaling.results import (
-    NOTHING_KNOWN,
     NOUNS,
     ExponentFit,
     Missing,
     Series,
-    Slope,
-    Uncertain,
     as_figures,
     lacking,
     plain_size,
 )
-from attnbench.analysis.scaling.slopes import Floats, estimates
-from attnbench.analysis.times import are_times
+from attnbench.analysis.scaling.slopes import Time, drawn_medians, known_time
 from attnbench.base import units
-from attnbench.base.stats import median
 from attnbench.schema.finding import LawFinding
 from attnbench.theory.law import Law
 from attnbench.theory.traits import TRAITS
@@ -44,17 +39,22 @@ DRAWS = 1000
 # that is known without a measured overhead, the overhead itself (at n = 1 on CPU 5 to 8 times its
 # kernels' starts) still weighs on the smallest size: the interval takes in both.
 TIMES_OVERHEAD, TIMES_LEAST, OVERHEAD_PER_LEAST = 3.0, 20.0, 8.0
-_UNBOUNDED = 50.0  # as the logarithm of a factor by which a time may be off
+_MOST_OFF = math.exp(50.0)  # the factor by which a time of which nothing is known may be off
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Overhead:
-    """What is subtracted, what it may be at most, what a size must take to count, and why."""
+    """What is subtracted, what it may be at most, what a size must take to count, and why.
+
+    `shorter` and `longer` are as of `Time`.
+    """
 
     us: float
     most_us: float
     from_us: float
     reason: str
+    shorter: float = 1.0
+    longer: float = 1.0
 
 
 def fit_many(many: Sequence[Series], *, draws: int = DRAWS) -> list[ExponentFit]:
@@ -63,57 +63,51 @@ def fit_many(many: Sequence[Series], *, draws: int = DRAWS) -> list[ExponentFit]
 
 
 def _fit(series: Series, draws: int) -> ExponentFit:
-    middle, low, high = slopes.intervals(series.times_us)
-    allowed = series.allowed_us or (None,) * len(middle)
-    shorter, longer, low, high = slopes.beyond((middle, low, high), allowed)
-    overhead = _overhead(series, middle)
-    left_out = tuple(_why_not(series, overhead, us, k) for k, us in enumerate(middle.tolist()))
+    allowed = series.allowed_us or (None,) * len(series.sizes)
+    times = [known_time(*pair) for pair in zip(series.times_us, allowed, strict=True)]
+    overhead = _overhead(series, times)
+    left_out = tuple(_why_not(series, overhead, time, i) for i, time in enumerate(times))
     used = [index for index, why in enumerate(left_out) if why is None]
-    line = slopes.fit(_log_data(series, overhead, used, middle, (shorter, longer), draws))
-    return _fitted(series, overhead, left_out, tuple(estimates(middle, low, high)), line, used)
+    slope = slopes.fit(_log_data(series, overhead, times, used, draws))
+    change, text = None, None
+    if slope.change_after >= 0:
+        at = used[slope.change_after]
+        change = series.sizes[at], math.exp(slope.change_log)
+        text = f"the time changes by {change[1]:.2g} × between {_between(series, at)}"
+        text += ", where the kernel changes" * _switches(series, at)
+    cut_short, sizes = None, [series.sizes[i] for i in used]
+    if reasons := [why for why in left_out if why]:
+        cut_short = f"{len(reasons)} of {len(left_out)} left out, the last with {reasons[-1]}"
+    power, bound, logs = power_of(series, sizes)
+    finding: LawFinding | None = None
+    missing: tuple[Missing, ...] = ()
+    if power is not None:
+        evidence = ExponentEvidence(
+            slope=slope, sizes=len(set(sizes)), power=power, bound=bound, logs=logs,
+            noun=NOUNS[series.axis], cut_short=cut_short, changepoint=text,
+            executed=_executed(series, used),
+        )  # fmt: skip
+        missing = tuple(_missing(series, overhead, times, used, evidence))
+        finding = _finding(series, overhead, evidence, missing)
+    return ExponentFit(
+        series=series, time_us=tuple(time.us for time in times), left_out=left_out,
+        overhead_us=overhead.us, exponent=slope.exponent, top=slope.top,
+        intercept=slope.intercept if slope.exponent else None, declared=power, bound=bound,
+        octaves=slope.octaves, changepoint=change, finding=finding,
+        missing=missing if finding and finding.verdict == "inconclusive" else (),
+    )  # fmt: skip
 
 
-def _log_data(
-    series: Series,
-    overhead: _Overhead,
-    used: list[int],
-    middle: Floats,
-    factors: tuple[Floats, Floats],
-    draws: int,
-) -> slopes.LogData:
-    times_us, (shorter, longer) = middle[used], (factor[used] for factor in factors)
-    of_overhead = [series.overhead_us or ()]
-    known = slopes.beyond(slopes.intervals(of_overhead), [series.overhead_allowed_us])
-    less, more = known[0][0], known[1][0]
-    drawn_overhead = slopes.drawn_medians(of_overhead, draws, seed=1)[0]
-    if not (overhead.us > 0 and np.isfinite(drawn_overhead).all()):
-        drawn_overhead = np.full(draws, overhead.us)
-    net_drawn = slopes.drawn_medians(series.times_us, draws)[used] - drawn_overhead
-    least = 1e-3 * times_us[:, None]  # a draw of the overhead may reach a draw of the time
-    net = times_us - overhead.us
-    # What is left of a time that is too long less an overhead that is too short, and conversely.
-    shortest = np.maximum(times_us / shorter - overhead.us * more, net * np.exp(-_UNBOUNDED))
-    longest = np.minimum(times_us * longer - overhead.us / less, net * np.exp(_UNBOUNDED))
-    switched = [*_switched(series), False]
-    return slopes.LogData(
-        x=np.log([series.sizes[index] for index in used]),
-        y=np.log(net),
-        y_other=np.log(times_us - overhead.most_us),
-        y_drawn=np.log(np.maximum(net_drawn, least)),
-        amplified=times_us / net,
-        switched=[switched[index] for index in used],
-        too_long=np.log(net / shortest),
-        too_short=np.log(longest / net),
-    )
-
-
-def _overhead(series: Series, middle: Floats) -> _Overhead:
+def _overhead(series: Series, times: Sequence[Time]) -> _Overhead:
     """The overhead of a series, and from which time on a size counts."""
-    if series.overhead_us and are_times(series.overhead_us):
-        us = median(series.overhead_us)
+    measured = known_time(series.overhead_us, series.overhead_allowed_us)
+    if (us := measured.us.value) > 0:
         reason = f"{TIMES_OVERHEAD:g} × the measured overhead of {units.time(us)}"
-        return _Overhead(us=us, most_us=us, from_us=TIMES_OVERHEAD * us, reason=reason)
-    smallest = float(np.min(middle, initial=math.inf, where=np.isfinite(middle)))
+        return _Overhead(
+            us=us, most_us=us, from_us=TIMES_OVERHEAD * us, reason=reason,
+            shorter=measured.shorter, longer=measured.longer,
+        )  # fmt: skip
+    smallest = min((t.us.value for t in times if math.isfinite(t.us.value)), default=math.inf)
     least = series.least_overhead_us
     if least:
         most = min(OVERHEAD_PER_LEAST * least, 0.9 * smallest)
@@ -123,70 +117,58 @@ def _overhead(series: Series, middle: Floats) -> _Overhead:
     return _Overhead(us=0.0, most_us=smallest, from_us=TIMES_OVERHEAD * smallest, reason=reason)
 
 
-def _why_not(series: Series, overhead: _Overhead, time_us: float, index: int) -> str | None:
-    doubt = series.doubts[index] if series.doubts else None
-    if not math.isfinite(time_us) or _unknown(series, index):
+def _why_not(series: Series, overhead: _Overhead, time: Time, index: int) -> str | None:
+    """Why a size does not count; None where it does."""
+    if not math.isfinite(time.us.value) or math.isinf(time.longer):
+        doubt = series.doubts[index] if series.doubts else None
         return doubt or ("not a valid time" if series.times_us[index] else "no time")
     if not 0 < series.sizes[index] < math.inf:
         return f"a size of {series.sizes[index]:g}"
     if series.launch_bound and series.launch_bound[index]:
         return "launch-bound: the host takes as long to issue the call"
-    if time_us < overhead.from_us:
-        return f"{units.time(time_us)}, less than {overhead.reason}"
+    if time.us.value < overhead.from_us:
+        return f"{units.time(time.us.value)}, less than {overhead.reason}"
     return None
 
 
-def _unknown(series: Series, index: int) -> bool:
-    """Whether the time of a size may be anything."""
-    return bool(series.allowed_us) and series.allowed_us[index] == NOTHING_KNOWN
+def _log_data(
+    series: Series, overhead: _Overhead, times: Sequence[Time], used: list[int], draws: int
+) -> slopes.LogData:
+    rows = [(times[i].us.value, times[i].shorter, times[i].longer) for i in used]
+    times_us, shorter, longer = np.array(rows).reshape(-1, 3).T
+    net = times_us - overhead.us
+    # What is left of a time that is too long less an overhead that is too short, and conversely.
+    shortest = times_us / shorter - overhead.us * overhead.longer
+    longest = times_us * longer - overhead.us / overhead.shorter
+    drawn = drawn_medians(series.times_us, draws)[used]
+    if overhead.us:
+        drawn -= drawn_medians([series.overhead_us or ()], draws, seed=1)
+    least = 1e-3 * times_us[:, None]  # a draw of the overhead may reach a draw of the time
+    return slopes.LogData(
+        x=np.log([series.sizes[i] for i in used]),
+        y=np.log(net),
+        y_other=np.log(times_us - overhead.most_us),
+        y_drawn=np.log(np.maximum(drawn, least)),
+        amplified=times_us / net,
+        switched=[_switches(series, i) for i in used],
+        too_long=np.log(net / np.maximum(shortest, net / _MOST_OFF)),
+        too_short=np.log(np.minimum(longest, net * _MOST_OFF) / net),
+    )
 
 
-def _switched(series: Series) -> list[bool]:
-    """Before each size but the first, whether the kernel's name has changed."""
-    kernels = series.kernels or (None,) * len(series.sizes)
-    return [a != b and None not in (a, b) for a, b in pairwise(kernels)]
+def _switches(series: Series, index: int) -> bool:
+    """Whether the kernel's name changes between a size and the next."""
+    names = series.kernels[index : index + 2]
+    return len(set(names)) > 1 and None not in names
 
 
-def _fitted(
-    series: Series,
-    overhead: _Overhead,
-    left_out: tuple[str | None, ...],
-    times: tuple[Uncertain, ...],
-    slope: Slope,
-    used: list[int],
-) -> ExponentFit:
-    sizes = [series.sizes[index] for index in used]
-    power, bound, logs = power_of(series, sizes)
-    at = -1 if slope.change_after < 0 else used[slope.change_after]
-    change = None if at < 0 else (series.sizes[at], math.exp(slope.change_log))
-    finding: LawFinding | None = None
-    missing: tuple[Missing, ...] = ()
-    if power is not None:
-        evidence = ExponentEvidence(
-            slope=slope, sizes=len(set(sizes)), power=power, bound=bound, logs=logs,
-            noun=NOUNS[series.axis], cut_short=_cut_short(left_out),
-            changepoint=change and f"the time changes by {change[1]:.2g} × between"
-            f" {_between(series, *series.sizes[at : at + 2])}"
-            f"{', where the kernel changes' * _switched(series)[at]}",
-            executed=_executed(series, left_out),
-        )  # fmt: skip
-        missing = tuple(_missing(series, overhead, evidence, left_out, times, used))
-        finding = _finding(series, overhead, evidence, missing)
-    return ExponentFit(
-        series=series, time_us=times, left_out=left_out, overhead_us=overhead.us,
-        exponent=slope.exponent, top=slope.top,
-        intercept=slope.intercept if slope.exponent else None, declared=power, bound=bound,
-        octaves=slope.octaves, changepoint=change, finding=finding,
-        missing=missing if finding and finding.verdict == "inconclusive" else (),
-    )  # fmt: skip
-
-
-def _executed(series: Series, left_out: tuple[str | None, ...]) -> float | None:
+def _executed(series: Series, used: list[int]) -> float | None:
     """The exponent of the executed FLOPs over the sizes that count; None where not known."""
-    rows = zip(series.sizes, series.flops, left_out, strict=False)
-    used = [(math.log(size), math.log(n)) for size, n, why in rows if why is None and n]
-    xs, ys = zip(*used, strict=True) if used else ((), ())
-    return float(np.polyfit(xs, ys, 1)[0]) if len(set(xs)) > 1 else None
+    if not series.flops:
+        return None
+    known = [(series.sizes[i], flops) for i in used if (flops := series.flops[i])]
+    sizes, counts = np.log([size for size, _ in known]), np.log([flops for _, flops in known])
+    return float(np.polyfit(sizes, counts, 1)[0]) if len(set(sizes.tolist())) > 1 else None
 
 
 def _finding(
@@ -201,7 +183,9 @@ def _finding(
     if verdict != "holds":
         reason = "; ".join((reason, *_boundaries(series)))
     if verdict == "inconclusive" and missing:
-        reason += f"; {lacking((_size(series, one), one) for one in missing)}"
+        noun, beside = NOUNS[series.axis], "what is left beside the overhead"
+        sizes = [f"{noun} = {plain_size(size)}" for size in series.sizes] + [beside]  # the −1st
+        reason += f"; {lacking((sizes[one.index], one) for one in missing)}"
     # Of several terms an exponent can only judge the bound by the largest.
     asked = series.axis == "n" and series.law and not (evidence.bound and not series.law.bound)
     return LawFinding(
@@ -215,8 +199,8 @@ def _finding(
         verdict=verdict,
         reason=reason,
         figures={
-            **(as_figures("exponent", slope.exponent) or {"exponent": None}),
-            **(as_figures("top_slope", slope.top) or {"top_slope": None}),
+            **as_figures("exponent", slope.exponent),
+            **as_figures("top_slope", slope.top),
             "octaves": slope.octaves,
             "floor_us": overhead.us,  # as stored since the first runs
         },
@@ -226,67 +210,51 @@ def _finding(
 def _missing(
     series: Series,
     overhead: _Overhead,
-    evidence: ExponentEvidence,
-    left_out: tuple[str | None, ...],
-    times: tuple[Uncertain, ...],
+    times: Sequence[Time],
     used: list[int],
+    evidence: ExponentEvidence,
 ) -> Iterator[Missing]:
     """The times that are not known as well as a verdict needs, and those of which nothing is."""
     slope, (of_all, of_top) = evidence.slope, needed(evidence) or (math.inf, math.inf)
     unknown = [
         index
-        for index, (time, why) in enumerate(zip(times, left_out, strict=True))
-        if _unknown(series, index)  # or it may well be more than the overhead
-        or (why and time.high and time.value < overhead.from_us <= time.high)
+        for index, time in enumerate(times)
+        if math.isinf(time.longer)  # or it may well be more than the overhead
+        or (index not in used and time.us.value < overhead.from_us <= (time.us.high or 0.0))
     ]
     sizes = [series.sizes[index] for index in (*unknown, *used)]
     if unknown and max(sizes) >= 2**TO_REFUTE * min(sizes):
         yield from (Missing(index=i, known=math.inf, needed=FINEST) for i in unknown)
     low, high = series.overhead_allowed_us or (0.0, 0.0)
-    of_overhead = Missing(index=-1, known=0.0, needed=1.0)
+    of_overhead = []
     for place, (index, precision) in enumerate(zip(used, slope.precision, strict=False)):
-        in_top = slope.top_weights and slope.top_weights[place]
+        in_top = slope.top and slope.top.weights[place]
         at_most = (min(of_all, of_top) if in_top else of_all) + slopes.USUAL_WIDTH
         known = precision + slopes.USUAL_WIDTH
-        share = (high - low) / 2 / (times[index].value - overhead.us)
+        share = (high - low) / 2 / (times[index].us.value - overhead.us)
         if known > at_most and share > known / 2:
-            if known / at_most > of_overhead.known / of_overhead.needed:
-                of_overhead = Missing(index=-1, known=known, needed=at_most)
+            of_overhead.append(Missing(index=-1, known=known, needed=at_most))
         elif known > at_most:
             yield Missing(index=index, known=known, needed=at_most)
-    if of_overhead.known:
-        yield of_overhead
-
-
-def _size(series: Series, missing: Missing) -> str:
-    if missing.index < 0:
-        return "what is left beside the overhead"
-    return f"{NOUNS[series.axis]} = {plain_size(series.sizes[missing.index])}"
-
-
-def _cut_short(left_out: tuple[str | None, ...]) -> str | None:
-    """How many sizes do not count, with the last one's reason."""
-    reasons = [why for why in left_out if why is not None]
-    count = f"{len(reasons)} of {len(left_out)}"
-    return f"{count} left out, the last with {reasons[-1]}" if reasons else None
+    if of_overhead:
+        yield max(of_overhead, key=lambda one: one.known / one.needed)
 
 
 def _boundaries(series: Series) -> list[str]:
     """Between which sizes the working set passes the last cache, and the kernels change."""
     found, cache = [], series.cache_bytes
-    working_sets = zip(series.sizes, series.working_set_bytes, strict=False)
-    for (size, inside), (larger, outside) in pairwise(working_sets):
+    for index, (inside, outside) in enumerate(pairwise(series.working_set_bytes)):
         if cache and inside is not None and outside is not None and inside <= cache < outside:
             passed = f"the working set passes the last cache ({units.size(cache)}) between"
-            found.append(f"{passed} {_between(series, size, larger)}")
+            found.append(f"{passed} {_between(series, index)}")
             break
-    for (size, larger), switched in zip(pairwise(series.sizes), _switched(series), strict=True):
-        if switched:
-            found.append(f"the kernels change between {_between(series, size, larger)}")
-    return found
+    switches = [i for i in range(len(series.sizes)) if _switches(series, i)]
+    return found + [f"the kernels change between {_between(series, i)}" for i in switches]
 
 
-def _between(series: Series, size: float, larger: float) -> str:
+def _between(series: Series, index: int) -> str:
+    """A size and the next: `n = 512 and 1024`."""
+    size, larger = series.sizes[index : index + 2]
     return f"{NOUNS[series.axis]} = {plain_size(size)} and {plain_size(larger)}"
 
 
@@ -306,16 +274,14 @@ def power_of(series: Series, used: Sequence[float]) -> tuple[float | None, bool,
     several = len({term.degree("n") for term in law.terms}) > 1
     bound = law.bound or axis != "n" or several
     if axis in ("n", "d"):
-        logs = _log_slope(law, axis, used) if law.has_logs else None
-        return float(law.degree(axis)), bound, logs
+        return float(law.degree(axis)), bound, _log_slope(law, axis, used)
     wide = series.workload in TRAITS and "widths" in TRAITS.get(series.workload).axes
     return (float(law.degree("d")) if axis == "heads" and wide else 1.0), bound, None
 
 
 def _log_slope(law: Law, variable: str, used: Sequence[float]) -> float | None:
     """What the logarithms of the leading terms add to the slope: q / ln(the middle size)."""
-    along = law.along(variable)
-    leading = [term for term in along.terms if term.degree(variable) == along.degree(variable)]
+    leading = [term for term in law.terms if term.degree(variable) == law.degree(variable)]
     power = max(float(dict(term.logs).get(variable, 0)) for term in leading)
     large = [size for size in used if size > math.e]
     if not power:

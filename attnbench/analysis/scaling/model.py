@@ -8,22 +8,22 @@ the cells (Efron, "Bootstrap methods: another look at the jackknife", 1979).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls
 
 from attnbench.analysis.scaling.decide import Decision
-from attnbench.analysis.scaling.exact import NNLS_STEPS
-from attnbench.analysis.scaling.results import Missing, ModelFit, as_figures, lacking
-from attnbench.analysis.scaling.series import Laws, Measured
-from attnbench.analysis.scaling.slopes import (
-    Floats,
-    beyond,
-    drawn_medians,
-    estimates,
-    intervals,
+from attnbench.analysis.scaling.exact import least_squares
+from attnbench.analysis.scaling.results import (
+    Measured,
+    Missing,
+    ModelFit,
+    Uncertain,
+    as_figures,
+    lacking,
 )
+from attnbench.analysis.scaling.series import Laws
+from attnbench.analysis.scaling.slopes import Floats, drawn_medians, known_time
 from attnbench.base import units
 from attnbench.schema.case import Case
 from attnbench.schema.finding import Figure, LawFinding, Verdict
@@ -50,7 +50,7 @@ def models(cells: list[Measured], laws: Laws) -> tuple[ModelFit, ...]:
     length is not their sequence length, which is another problem; and n = 1, where a call reads all
     weights for one row. A model needs a law of two terms, six cells, three n and two d at least.
     """
-    found: dict[tuple[float, ...], list[Measured]] = {}
+    found: dict[tuple[Any, ...], list[Measured]] = {}
     for cell in cells:
         case = cell.record.cell.case
         keys_follow = case.kv_len == case.seq_len or "kv_lens" not in TRAITS.get(case.workload).axes
@@ -80,42 +80,48 @@ def _sizes(case: Case) -> Sizes:
 
 def _model(alike: list[Measured], points: list[Sizes], law: Law) -> ModelFit:
     case, times = alike[0].record.cell.case, [cell.times_us for cell in alike]
-    middle, *ends = intervals(times)
-    *factors, low, high = beyond((middle, *ends), [cell.allowed_us for cell in alike])
+    known = [known_time(cell.times_us, cell.allowed_us) for cell in alike]
+    middle = np.array([time.us.value for time in known])
+    factors = [[time.shorter for time in known], [time.longer for time in known]]
     off = np.log(np.minimum(factors, 1e6))  # a time may be nothing
     terms = Term(), *(term for term in law.terms if term != Term())
     names, rows = [OVERHEAD, *map(str, terms[1:])], _design(terms, points, case)
-    fitted = _least_squares(rows, middle)
+    fitted = least_squares(rows, middle)
     many, n = _shares(rows, _draws(rows, times, off)), np.array([point["n"] for point in points])
     held = n == n.max()
-    missed = rows[held] @ _least_squares(rows[~held], middle[~held]) / middle[held] - 1
+    missed = rows[held] @ least_squares(rows[~held], middle[~held]) / middle[held] - 1
     # Shares are reported at the largest n, where most n were measured with all else the same.
     series = [(point["batch"], point["heads"], point["d"]) for point in points]
     at = max(np.flatnonzero(held).tolist(), key=lambda i: (series.count(series[i]), series[i]))
     along = [points[at] | {"n": n, "w": w} for n, w in sorted({(p["n"], p["w"]) for p in points})]
     parts = _shares(_design(terms, along, case), fitted[None])[:, 0]
-    least, most = _ends(many[at])
-    shares = parts[-1], np.minimum(least, parts[-1]), np.maximum(most, parts[-1])
+    at_largest = zip(names, parts[-1].tolist(), *_ends(many[at]).tolist(), strict=True)
+    shares = {
+        name: Uncertain(value=part, low=min(low, part), high=max(high, part))
+        for name, part, low, high in at_largest
+    }
     words = [case.workload, case.pass_, case.dtype, *kind_words(case)]
     words += [f"H/G={case.heads / case.kv_heads:g}"] * (case.kv_heads != case.heads)
     words += [f"V/D={case.value_dim / case.head_dim:g}"] * (case.value_dim != case.head_dim)
-    model = ModelFit(
-        impl=alike[0].record.cell.impl,
-        workload=case.workload,
-        same=" ".join(words),
-        points=tuple(points),
-        time_us=tuple(estimates(middle, low, high)),
-        predicted_us=tuple((rows @ fitted).tolist()),
-        at_largest=at,
-        shares=dict(zip(names, estimates(*shares), strict=True)),
-        along_n=tuple(point["n"] for point in along),
+    held_out = float(np.sqrt((missed**2).mean()))
+    found = [*_obstacles(law, held_out, rows / middle[:, None])] or [*_presences(law, points, many)]
+    verdict, reason, missing = _judged(found, points, off.sum(axis=0) / 2)
+    figures: dict[str, Figure] = {"held_out": held_out}
+    for name, share in shares.items():  # as share_n2_d
+        figures |= as_figures("share_" + name.replace("^", "").replace(" ", "_"), share)
+    impl, same = alike[0].record.cell.impl, " ".join(words)
+    return ModelFit(
+        impl=impl, workload=case.workload, same=same, points=tuple(points),
+        time_us=tuple(time.us for time in known), predicted_us=tuple((rows @ fitted).tolist()),
+        at_largest=at, shares=shares, along_n=tuple(point["n"] for point in along),
         shares_along=tuple(dict(zip(names, row, strict=True)) for row in parts.tolist()),
-        held_out=float(np.sqrt((missed**2).mean())),
-        cells=tuple(cell.record.cell for cell in alike),
-    )
-    found = [*_obstacles(law, model.held_out, rows / middle[:, None])]
-    found = found or [*_presences(law, points, many)]
-    return _with_finding(model, law, found, known=off.sum(axis=0) / 2)
+        held_out=held_out, cells=tuple(cell.record.cell for cell in alike), missing=missing,
+        finding=LawFinding(
+            subject=f"{impl}, {same}", impl=impl, workload=case.workload, quantity="time",
+            question="terms of time", law=str(law), verdict=verdict, reason=reason,
+            figures=figures,
+        ),
+    )  # fmt: skip
 
 
 def _design(terms: Sequence[Term], points: Sequence[Sizes], case: Case) -> Floats:
@@ -129,13 +135,6 @@ def _design(terms: Sequence[Term], points: Sequence[Sizes], case: Case) -> Float
     return np.array([[value(term, point) for term in terms] for point in points])
 
 
-def _least_squares(rows: Floats, times_us: Floats) -> Floats:
-    """Non-negative, on the relative error: p coefficients."""
-    relative = rows / times_us[:, None]
-    scale = relative.max(axis=0)
-    return np.asarray(nnls(relative / scale, np.ones(len(rows)), maxiter=NNLS_STEPS)[0] / scale)
-
-
 def _draws(rows: Floats, times: Sequence[tuple[float, ...]], off: Floats) -> Floats:
     """Coefficients, draws × p, of cells drawn again with times that may be off by `off`, 2 × m."""
     count = len(times)
@@ -143,7 +142,7 @@ def _draws(rows: Floats, times: Sequence[tuple[float, ...]], off: Floats) -> Flo
     shift = rng.random((count, DRAWS)) * off.sum(axis=0)[:, None] - off[0][:, None]
     drawn_us = (drawn_medians(times, DRAWS) * np.exp(shift)).T
     draws = zip(rng.integers(count, size=(DRAWS, count)), drawn_us, strict=True)
-    return np.array([_least_squares(rows[chosen], us[chosen]) for chosen, us in draws])
+    return np.array([least_squares(rows[chosen], us[chosen]) for chosen, us in draws])
 
 
 def _shares(rows: Floats, coefficients: Floats) -> Floats:
@@ -157,24 +156,20 @@ def _ends(draws: Floats) -> Floats:
     return np.asarray(np.quantile(draws, (0.025, 0.975), axis=0, method="nearest"))
 
 
-def _with_finding(model: ModelFit, law: Law, found: list[Decision], known: Floats) -> ModelFit:
-    """The model with its finding; `known` is by how much each time may be off, as a logarithm."""
+def _judged(
+    found: list[Decision], points: Sequence[Sizes], known: Floats
+) -> tuple[Verdict, str, tuple[Missing, ...]]:
+    """The verdict on all that was found, with its reasons and the times that keep it open.
+
+    `known` is by how much each time may be off, as a logarithm.
+    """
     verdict = min((verdict for verdict, _ in found), key=_ORDER.index)
-    reasons = [reason for own, reason in found if own == verdict]
+    reasons, missing = [reason for own, reason in found if own == verdict], []
     if verdict == "inconclusive":
         badly = np.flatnonzero(known > KNOWN_WELL).tolist()
         missing = [Missing(index=i, known=float(known[i]), needed=KNOWN_WELL) for i in badly]
-        model = replace(model, missing=tuple(missing))
-        reasons += filter(None, [lacking((_place(model.points[m.index]), m) for m in missing)])
-    figures: dict[str, Figure] = {"held_out": model.held_out}
-    for name, share in model.shares.items():  # as share_n2_d
-        figures |= as_figures("share_" + name.replace("^", "").replace(" ", "_"), share)
-    finding = LawFinding(
-        subject=f"{model.impl}, {model.same}", impl=model.impl, workload=model.workload,
-        quantity="time", question="terms of time", law=str(law), verdict=verdict,
-        reason="; ".join(reasons), figures=figures,
-    )  # fmt: skip
-    return replace(model, finding=finding)
+        reasons += filter(None, [lacking((_place(points[m.index]), m) for m in missing)])
+    return verdict, "; ".join(reasons), tuple(missing)
 
 
 def _obstacles(law: Law, held_out: float, relative: Floats) -> Iterator[Decision]:
@@ -182,10 +177,8 @@ def _obstacles(law: Law, held_out: float, relative: Floats) -> Iterator[Decision
     if values[-1] < TOLD_APART * values[0]:
         yield "inconclusive", "the sizes measured cannot tell the terms apart"
     if held_out > MISSED:
-        yield (
-            "inconclusive",
-            f"fitted without the largest n, the model is {units.percent(held_out)} off",
-        )
+        missed = f"the model is {units.percent(held_out)} off"
+        yield "inconclusive", f"fitted without the largest n, {missed}"
     if law.has_logs:
         yield "inconclusive", "a logarithm is no term of the model"
 

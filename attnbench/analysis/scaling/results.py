@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
+from attnbench.analysis.times import Interval
 from attnbench.base import units
 from attnbench.schema.finding import Figure, LawFinding
-from attnbench.schema.record import Cell
+from attnbench.schema.record import Cell, Record
 from attnbench.theory.law import Law
 
 Axis = Literal["n", "d", "heads", "heads at fixed width", "batch"]
@@ -50,10 +51,30 @@ class Uncertain:
 
 
 def as_figures(name: str, found: Uncertain | None) -> dict[str, Figure]:
-    """An estimate as three figures: `name`, `name_low`, `name_high`; {} for None."""
+    """An estimate as three figures: `name`, `name_low`, `name_high`; None alone for None."""
     if found is None:
-        return {}
+        return {name: None}
     return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """A cell with the replicates of its time and the ends of what it may be.
+
+    `doubt` says why there are none, or why the time may be anything. `kind` is all that makes cells
+    alike but their sizes.
+    """
+
+    record: Record
+    kind: tuple[Any, ...]
+    times_us: tuple[float, ...] = ()
+    allowed_us: Interval | None = None
+    doubt: str | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a time whose error is bounded."""
+        return bool(self.times_us) and self.allowed_us != NOTHING_KNOWN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +88,8 @@ class Series:
     each size without a time why. `allowed_us` has the ends of what each time may truly be, where
     that is more than its replicates show; None where not known. `flops` are those that the
     implementation says it executes; `launch_bound` tells the sizes whose time is the host's.
-    `same` says in words what the cells share.
+    `same` says in words what the cells share. `cells` are those measured, size by size, and
+    `overhead` that of the smallest problem, where they come from a run.
     """
 
     impl: str
@@ -87,11 +109,25 @@ class Series:
     overhead_allowed_us: tuple[float, float] | None = None
     least_overhead_us: float | None = None
     launch_bound: tuple[bool, ...] = ()
+    cells: tuple[Measured, ...] = ()
+    overhead: Measured | None = None
 
     @property
     def subject(self) -> str:
         """What a finding is about."""
         return f"{self.impl}, {self.same}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineSlope(Uncertain):
+    """The slope of a line through some sizes.
+
+    `scatter` is the half-width of its interval were every time exactly known; a time's relative
+    error adds its `weights` times as much.
+    """
+
+    scatter: float
+    weights: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +140,11 @@ class Slope:
     says that it lies in the top octave. `intercept` is that of the sizes beyond it. `lowest` and
     `highest` are the ends of the exponent's interval whichever change that the times allow were
     taken out. `curvature` is 1 where the slope surely rises with size, −1 where it falls, else 0.
-    `scatter` is the half-width of the exponent's interval were every time exactly known; a time's
-    relative error adds its `weights` times as much; `top_scatter` and `top_weights` are those of
-    the top octave. `precision` is how well each time is known, as a relative half-width.
+    `precision` is how well each time is known, as a relative half-width.
     """
 
-    exponent: Uncertain | None
-    top: Uncertain | None
+    exponent: LineSlope | None
+    top: LineSlope | None
     octaves: float
     intercept: float = math.nan
     change_after: int = -1
@@ -119,10 +153,6 @@ class Slope:
     lowest: float = math.nan
     highest: float = math.nan
     curvature: float = 0.0
-    scatter: float = math.nan
-    weights: tuple[float, ...] = ()
-    top_scatter: float = math.nan
-    top_weights: tuple[float, ...] = ()
     precision: tuple[float, ...] = ()
 
 
@@ -180,7 +210,7 @@ class ExponentFit:
 class ExactFit:
     """FLOPs counted, or bytes of workspace, against the formula and the declared law.
 
-    `measured` and `predicted` go by size; None where not known. `growth` is the power of the
+    `rows` are size, measured and predicted; None where not known. `growth` is the power of the
     largest octave, which needs no interval: nothing here is noise. There is no finding where
     neither a formula nor a law was declared.
     """
@@ -190,9 +220,7 @@ class ExactFit:
     quantity: Quantity
     axis: Axis
     same: str
-    sizes: tuple[float, ...]
-    measured: tuple[float | None, ...]
-    predicted: tuple[float | None, ...]
+    rows: tuple[tuple[float, float | None, float | None], ...]
     growth: float | None
     finding: LawFinding | None = None
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
-import numpy as np
-import pandas as pd
-
 from attnbench.analysis import notes, times
-from attnbench.analysis.scaling.results import NOTHING_KNOWN, Axis, Series
+from attnbench.analysis.scaling.results import NOTHING_KNOWN, NOUNS, Axis, Measured, Series
 from attnbench.base.parameters import base_name
 from attnbench.base.sample import FULL_SPEED
 from attnbench.base.stats import median, robust_least
@@ -30,61 +26,34 @@ _COST_OF: dict[str, Cost] = {"time": "time", "flops_law": "flops", "memory": "wo
 MOST_WITH_NOTES = 5000  # cells; notes look at every sample, which takes longer than the fits
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """A cell with the replicates of its time and the ends of what it may be.
-
-    `doubt` says why there are none, or why the time may be anything. `kind` numbers all that makes
-    cells alike but their sizes.
-    """
-
-    record: Record
-    kind: int
-    times_us: tuple[float, ...] = ()
-    allowed_us: times.Interval | None = None
-    doubt: str | None = None
-
-    @property
-    def is_known(self) -> bool:
-        """Whether there is a time whose error is bounded."""
-        return bool(self.times_us) and self.allowed_us != NOTHING_KNOWN
-
-
 def measured(run: Run) -> list[Measured]:
     """Every record of the run. Those that failed or are suspect have a doubt and no times."""
     with_notes = len(run.records) <= MOST_WITH_NOTES
-    kinds: dict[tuple[Any, ...], int] = {}
     found = []
     for record in run.records:
         case, environment = record.cell.case, run.environment_of(record)
-        alike = (
+        kind = (
             record.cell.impl, case.workload, case.pass_, case.device, case.dtype, case.mask.text,
             case.position.text, case.projection, case.cache, case.new_tokens, case.query_tokens,
             case.layers, case.scale, case.threads, environment.get("device_name"),
         )  # fmt: skip
-        kind = kinds.setdefault(alike, len(kinds))
-        times_us, allowed_us, doubt = _times_or_doubt(record, environment)
-        if times_us and with_notes and (unsteady := notes.unsteady(record)):
-            allowed_us, doubt = NOTHING_KNOWN, f"unsteady ({unsteady})"
-        found.append(
-            Measured(
-                record=record, kind=kind, times_us=times_us, allowed_us=allowed_us, doubt=doubt
-            )
-        )
+        known: dict[str, Any] = {"doubt": _doubt(record, environment)}
+        if known["doubt"] is None:
+            known["times_us"], known["allowed_us"] = _replicates_and_ends(record)
+            if with_notes and (unsteady := notes.unsteady(record)):
+                known |= {"allowed_us": NOTHING_KNOWN, "doubt": f"unsteady ({unsteady})"}
+        found.append(Measured(record=record, kind=kind, **known))
     return found
 
 
-def _times_or_doubt(
-    record: Record, environment: dict[str, Any]
-) -> tuple[tuple[float, ...], times.Interval | None, str | None]:
-    """The replicates of a time, the ends of what it may be, and why there is none."""
+def _doubt(record: Record, environment: dict[str, Any]) -> str | None:
+    """Why there is no time; None where there is one."""
     if record.status != "ok":
-        return (), None, f"{record.status}: {record.reason}"
+        return f"{record.status}: {record.reason}"
     if not times.are_times(times.observations_us(record)):
-        return (), None, "not a valid time (0 or NaN)"
-    if suspect := times.suspect(record, environment, times.time_us(record)):
-        return (), None, f"suspect: {suspect}"
-    return (*_replicates_and_ends(record), None)
+        return "not a valid time (0 or NaN)"
+    suspect = times.suspect(record, environment, times.time_us(record))
+    return f"suspect: {suspect}" if suspect else None
 
 
 def _replicates_and_ends(record: Record) -> tuple[tuple[float, ...], times.Interval | None]:
@@ -115,7 +84,6 @@ class Laws:
     def __init__(self, run: Run) -> None:
         rows = run.info.get("implementations") or []
         self._rows: dict[str, dict[str, Any]] = {row["name"]: row for row in rows if "name" in row}
-        self._known: dict[tuple[Any, ...], Law | None] = {}
         self.problems: dict[tuple[str, Cost], str] = {}
 
     def of(self, impl: str, quantity: Literal["time", "flops", "memory"], case: Case) -> Law | None:
@@ -127,20 +95,16 @@ class Laws:
         field: str = quantity
         if quantity == "flops":
             field = "flops_law" if row.get("flops_law") else "time"
-        masked = case.mask.name not in ("full", "causal")
-        key = impl, field, case.workload, case.cache, case.projection, masked
-        if key not in self._known:
-            text, law = row.get(field), None
-            try:
-                core = parse(str(text)) if text else None
-            except UsageError as err:
-                self.problems[impl, _COST_OF[field]] = f"{field}: {err}"
-                core = None
-            if core:
-                traits = TRAITS.get(case.workload)
-                law = (traits.memory if field == "memory" else traits.time)(core, case)
-            self._known[key] = replace(law, bound=True) if law and masked else law
-        return self._known[key]
+        if not row.get(field):
+            return None
+        try:
+            core = parse(str(row[field]))
+        except UsageError as err:
+            self.problems[impl, _COST_OF[field]] = f"{field}: {err}"
+            return None
+        traits = TRAITS.get(case.workload)
+        law = (traits.memory if field == "memory" else traits.time)(core, case)
+        return law if case.mask.name in ("full", "causal") else replace(law, bound=True)
 
 
 def same_text(case: Case, axis: Axis) -> str:
@@ -172,115 +136,65 @@ def same_text(case: Case, axis: Axis) -> str:
     return " ".join(filter(None, words))
 
 
-@dataclass(frozen=True)
-class _AxisRule:
-    """How series along an axis are made of columns of `_frame`.
-
-    `size` is the column that varies, `fixed` what the cells share beside their kind. A cell is
-    taken where all `follow`: what follows the axis must do so. `least` sizes make a series.
-    """
-
-    size: str
-    fixed: str
-    follow: str = ""
-    least: int = 3
-
-
-_RULES: dict[Axis, _AxisRule] = {
-    "n": _AxisRule(
-        "seq_len", "batch heads kv_heads head_dim value_dim width", "keys_follow", least=2
-    ),
-    "d": _AxisRule("dim", "batch heads kv_heads seq_len kv_len", "value_follows width_follows"),
-    "heads": _AxisRule("heads", "batch group head_dim value_dim seq_len kv_len", "width_follows"),
-    "heads at fixed width": _AxisRule(
-        "heads", "batch group inner width seq_len kv_len", "value_follows"
-    ),
-    "batch": _AxisRule("batch", "heads kv_heads head_dim value_dim width seq_len kv_len"),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeriesCells:
-    """A series with the cells it comes from, size by size, and that of its overhead."""
-
-    series: Series
-    cells: tuple[Measured, ...]
-    overhead: Measured | None = None
-
-    @property
-    def case(self) -> Case:
-        """The case of the smallest size."""
-        return self.cells[0].record.cell.case
-
-
-def all_series(run: Run, laws: Laws, cells: list[Measured]) -> list[SeriesCells]:
+def all_series(run: Run, laws: Laws, cells: list[Measured]) -> list[Series]:
     """Every series of a run that could show how cost grows.
 
     Along n from two sizes on. Along the other axes from three, and once for all else alike: at the
     n that has most sizes, the largest of those, since a small problem shows its overhead. Cells
     that failed or that are suspect have no replicates, and a doubt that says why.
     """
-    if not cells:
-        return []
-    frame = _frame(cells)
-    small = defaultdict[tuple[int, ...], list[Measured]](list)
-    for cell, is_small in zip(cells, frame["is_overhead"], strict=True):
-        if is_small and cell.times_us:
+    small = defaultdict[tuple[Any, ...], list[Measured]](list)
+    for cell in cells:
+        if _is_overhead(cell.record.cell.case) and cell.times_us:
             small[_near(cell)].append(cell)
     found = []
-    for axis, rule in _RULES.items():
-        for members in _members(frame, axis, rule):
-            chosen = [cells[i] for i in members]
-            first = chosen[0].record
-            here = times.described(run.environment_of(first), first.cell.case.device)
+    for axis in NOUNS:
+        for chosen in _members(cells, axis):
             overhead = _overhead(small[_near(chosen[0])], chosen[0])
-            ceilings = limits.ceilings_of(here, first.cell.case.threads)
-            series = _series(axis, chosen, overhead, laws, ceilings)
-            found.append(SeriesCells(series=series, cells=tuple(chosen), overhead=overhead))
+            found.append(_series(run, axis, chosen, overhead, laws))
     return found
 
 
-def _frame(cells: list[Measured]) -> pd.DataFrame:
-    """One row a cell: its kind, sizes, and what follows which of them."""
-    rows = []
+def _is_overhead(case: Case) -> bool:
+    return max(case.seq_len, case.kv_len) <= (OVERHEAD_CONTEXT if case.workload == "decode" else 1)
+
+
+def _members(cells: list[Measured], axis: Axis) -> list[list[Measured]]:
+    """The cells of each series along `axis`, in ascending order of size."""
+    groups = defaultdict[tuple[Any, ...], list[Measured]](list)
     for cell in cells:
         case = cell.record.cell.case
-        rows.append(
-            (cell.kind, case.batch, case.heads, case.kv_heads, case.seq_len, case.kv_len,
-             case.head_dim, case.value_dim, case.width or 0, case.workload == "decode")
-        )  # fmt: skip
-    columns = "kind batch heads kv_heads seq_len kv_len head_dim value_dim width decode".split()
-    frame = pd.DataFrame(np.array(rows, dtype=np.int64), columns=columns)
-    frame["inner"] = frame["heads"] * frame["head_dim"]
-    frame["group"] = frame["heads"] // frame["kv_heads"]
-    frame["dim"] = np.where(frame["width"] > 0, frame["width"], frame["head_dim"])
-    frame["keys_follow"] = frame["kv_len"] == frame["seq_len"]
-    frame["value_follows"] = frame["value_dim"] == frame["head_dim"]
-    frame["width_follows"] = (frame["width"] == 0) | (frame["width"] == frame["inner"])
-    most = np.where(frame["decode"] > 0, OVERHEAD_CONTEXT, 1)
-    frame["is_overhead"] = frame[["seq_len", "kv_len"]].max(axis=1) <= most
-    return frame
+        shared = _shared(case, axis)
+        if shared and not _is_overhead(case):
+            lengths = () if axis == "n" else (case.seq_len, case.kv_len)
+            groups[(cell.kind, *shared), lengths].append(cell)
+    best: dict[tuple[Any, ...], tuple[int, tuple[int, ...]]] = {}
+    for (shared, lengths), group in groups.items():
+        group.sort(key=lambda cell: _size(cell.record.cell.case, axis))
+        rank = len({_size(cell.record.cell.case, axis) for cell in group}), lengths
+        best[shared] = max(rank, best.get(shared, rank))
+    least = 2 if axis == "n" else 3
+    enough = {shared: lengths for shared, (sizes, lengths) in best.items() if sizes >= least}
+    return [group for (shared, lengths), group in groups.items() if enough.get(shared) == lengths]
 
 
-def _members(frame: pd.DataFrame, axis: Axis, rule: _AxisRule) -> Iterator[list[int]]:
-    """Row numbers of each series along `axis`, in ascending order of size."""
-    rows = frame[~frame["is_overhead"] & frame[rule.follow.split()].all(axis=1)]
-    by = ["kind", *rule.fixed.split()]
-    grouped = rows.groupby(by, sort=False)
-    distinct = grouped[rule.size].transform("nunique")
-    kept = rows.assign(series=grouped.ngroup(), distinct=distinct)[distinct >= rule.least]
-    if axis != "n":  # of series that differ in n alone, that with most sizes, then the largest n
-        ordered = kept.sort_values(["distinct", "seq_len", "kv_len"], kind="stable")
-        but_n = [name for name in by if name not in ("seq_len", "kv_len")]
-        kept = kept[kept["series"].isin(ordered.groupby(but_n, sort=False)["series"].last())]
-    kept = kept.sort_values(["series", rule.size], kind="stable")
-    where, series = kept.index.to_numpy(), kept["series"].to_numpy()
-    for part in np.split(where, np.flatnonzero(np.diff(series)) + 1):
-        if len(part):
-            yield part.tolist()
+def _shared(case: Case, axis: Axis) -> tuple[int | None, ...] | None:
+    """The sizes but lengths that a series along an axis shares; None where one fails to follow."""
+    group, inner = case.heads // case.kv_heads, case.heads * case.head_dim
+    heads, dims = (case.heads, case.kv_heads), (case.head_dim, case.value_dim, case.width)
+    value_follows, width_follows = case.value_dim == case.head_dim, case.width in (None, inner)
+    if axis == "n":
+        return (case.batch, *heads, *dims) if case.kv_len == case.seq_len else None
+    if axis == "d":
+        return (case.batch, *heads) if value_follows and width_follows else None
+    if axis == "heads":
+        return (case.batch, group, *dims[:2]) if width_follows else None
+    if axis == "heads at fixed width":
+        return (case.batch, group, inner, case.width) if value_follows else None
+    return *heads, *dims
 
 
-def _near(cell: Measured) -> tuple[int, ...]:
+def _near(cell: Measured) -> tuple[Any, ...]:
     """What a cell has in common with others that start as many kernels."""
     case = cell.record.cell.case
     return cell.kind, case.batch, case.heads, case.kv_heads
@@ -304,15 +218,11 @@ def _overhead(small: list[Measured], cell: Measured) -> Measured | None:
 
 
 def _series(
-    axis: Axis,
-    cells: list[Measured],
-    overhead: Measured | None,
-    laws: Laws,
-    ceilings: limits.Ceilings,
+    run: Run, axis: Axis, cells: list[Measured], overhead: Measured | None, laws: Laws
 ) -> Series:
-    first = cells[0].record.cell
-    metrics = [cell.record.metrics for cell in cells]
-    overhead_us = overhead.times_us if overhead else None
+    first, metrics = cells[0].record.cell, [cell.record.metrics for cell in cells]
+    here = times.described(run.environment_of(cells[0].record), first.case.device)
+    ceilings = limits.ceilings_of(here, first.case.threads)
     overhead_allowed_us = overhead.allowed_us if overhead else None
     if overhead and not overhead.is_known:  # it is no more than was ever seen
         overhead_allowed_us = 0.0, max(overhead.times_us)
@@ -322,9 +232,11 @@ def _series(
         workload=first.case.workload,
         axis=axis,
         same=same_text(first.case, axis),
+        cells=tuple(cells),
+        overhead=overhead,
         sizes=tuple([_size(cell.record.cell.case, axis) for cell in cells]),
         times_us=tuple([cell.times_us for cell in cells]),
-        overhead_us=overhead_us,
+        overhead_us=overhead.times_us if overhead else None,
         overhead_allowed_us=overhead_allowed_us,
         law=laws.of(first.impl, "time", first.case),
         kernels=tuple([known.get("kernel") for known in metrics]),
@@ -342,4 +254,6 @@ def _series(
 
 
 def _size(case: Case, axis: Axis) -> float:
-    return float(case.width or case.head_dim if axis == "d" else getattr(case, _RULES[axis].size))
+    if axis == "d":
+        return float(case.width or case.head_dim)
+    return float({"n": case.seq_len, "batch": case.batch}.get(axis, case.heads))

@@ -9,12 +9,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from attnbench.analysis.scaling.results import Slope, Uncertain
+from attnbench.analysis.scaling.results import LineSlope, Slope, Uncertain
 from attnbench.analysis.times import Interval, are_times
 from attnbench.base.stats import median, processes_interval
 
@@ -33,23 +34,43 @@ CHANGE_FACTOR, CHANGE_SURE, CHANGE_SURE_SWITCHED, CHANGE_LIKELY = math.log(1.1),
 _OCTAVE = math.log(2) * (1 + 1e-6)
 
 
-def intervals(many: Sequence[tuple[float, ...]]) -> tuple[Floats, Floats, Floats]:
-    """Median, low and high of each set of replicates (`stats.processes_interval`).
+@dataclass(frozen=True, kw_only=True)
+class Time:
+    """A time with its interval, and the factors by which it may be shorter and longer beyond that.
 
-    NaN where a set is empty or has no interval, or one of it is not above 0, or not finite.
+    1 where it may not. The value is NaN where there is no time.
     """
 
-    def known(times_us: tuple[float, ...]) -> tuple[float, float, float]:
-        if not times_us or not are_times(times_us):
-            return math.nan, math.nan, math.nan
-        return median(times_us), *(processes_interval(times_us) or (math.nan, math.nan))
+    us: Uncertain
+    shorter: float = 1.0
+    longer: float = 1.0
 
-    middle, low, high = np.array([known(times_us) for times_us in many]).reshape(-1, 3).T
-    return middle, low, high
+
+def known_time(times_us: tuple[float, ...] | None, allowed_us: Interval | None) -> Time:
+    """The median of replicates, with what they show (`stats.processes_interval`) and what may be.
+
+    `allowed_us` has the ends of what the time may be, or is None. These contain what processes
+    differ by, which the scatter about the line has as well. There is no interval where neither
+    gives one, or the time may be anything.
+    """
+    if not times_us or not are_times(times_us):
+        return Time(us=Uncertain(value=math.nan))
+    middle, ends = median(times_us), processes_interval(times_us)
+    if allowed_us is None:
+        low, high = ends or (None, None)
+        return Time(us=Uncertain(value=middle, low=low, high=high))
+    (low, high), (least, most) = ends or (middle, middle), allowed_us
+    beyond = math.exp(USUAL_WIDTH)
+    us = Uncertain(value=middle, low=min(low, least), high=max(high, most))
+    return Time(
+        us=Uncertain(value=middle) if math.isinf(most) else us,
+        shorter=max(1.0, min(low, middle) / least / beyond) if least else math.inf,
+        longer=max(1.0, most / max(high, middle) / beyond),
+    )
 
 
 def drawn_medians(many: Sequence[tuple[float, ...]], draws: int, *, seed: int = 0) -> Floats:
-    """Medians of bootstrap samples of each set of replicates: sets × draws; NaN as `intervals`.
+    """Medians of bootstrap samples of each set of replicates: sets × draws; NaN without times.
 
     The k-th smallest of R numbers drawn with replacement from R ordered ones is the ⌊R·U⌋-th of
     those, where U is the k-th smallest of R uniform numbers, that is, of distribution
@@ -75,36 +96,6 @@ def _ranks(count: int, sets: int, draws: int, seed: int) -> tuple[NDArray[np.int
     rest = max(1, count - middle)
     second = 1 - (1 - first) * random.random((sets, draws)) ** (1 / rest)
     return tuple(np.minimum((count * u).astype(np.int64), count - 1) for u in (first, second))
-
-
-def beyond(
-    known: Sequence[Floats], allowed: Sequence[Interval | None]
-) -> tuple[Floats, Floats, Floats, Floats]:
-    """Factors by which times may be shorter, and longer, than is known otherwise; 1 if not.
-
-    `known` are median, low and high of the replicates; `allowed` has the ends of what each time may
-    be, or None. These contain what processes differ by, which the scatter about the line has as
-    well. Beside the factors, the low and the high ends of both together, NaN where there are none
-    or the time may be anything.
-    """
-    middle, low, high = known
-    least, most = np.array([pair or (np.nan, np.nan) for pair in allowed]).reshape(-1, 2).T
-    with np.errstate(divide="ignore"):  # a time that may be nothing
-        shorter = np.fmax(1.0, np.fmin(low, middle) / least / math.exp(USUAL_WIDTH))
-    longer = np.fmax(1.0, most / np.fmax(high, middle) / math.exp(USUAL_WIDTH))
-    bounded = np.where(np.isinf(most), np.nan, 1.0)
-    return shorter, longer, np.fmin(low, least) * bounded, np.fmax(high, most) * bounded
-
-
-def estimates(middle: Floats, low: Floats, high: Floats) -> list[Uncertain]:
-    """Values with their intervals; those with an end that is NaN have none."""
-    rows = zip(middle.tolist(), low.tolist(), high.tolist(), strict=True)
-    return [
-        Uncertain(value=row[0], low=row[1], high=row[2])
-        if row[1] == row[1] and row[2] == row[2]
-        else Uncertain(value=row[0])
-        for row in rows
-    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,44 +124,37 @@ class LogData:
         less = up @ self.too_long + down @ self.too_short
         return float(less), float(up @ self.too_short + down @ self.too_long)
 
-    def variance(self, residual: float, freedom: int) -> tuple[float, int]:
-        """The scatter's variance, moderated by the usual one, and its degrees of freedom."""
+    def scatter(self, residual: float, freedom: int) -> tuple[float, float]:
+        """The scatter's standard deviation, moderated by the usual one, and Student's t for 95 %.
+
+        The moderation is as in Smyth, "Linear models and empirical Bayes methods" (2004), since a
+        few residuals may agree by chance.
+        """
         usual = USUAL_FREEDOM * USUAL_SCATTER**2 * float((self.amplified**2).mean())
         own = max(freedom, 0)
-        return (usual + residual * (own > 0)) / (USUAL_FREEDOM + own), USUAL_FREEDOM + own
+        variance = (usual + residual * (own > 0)) / (USUAL_FREEDOM + own)
+        return math.sqrt(variance), float(special.stdtrit(USUAL_FREEDOM + own, 0.975))
 
-    def half(self, residual: float, freedom: int, spread: float) -> float:
-        """Half the width of a slope's 95 % interval."""
-        variance, moderated = self.variance(residual, freedom)
-        return float(special.stdtrit(moderated, 0.975)) * math.sqrt(variance / spread)
-
-    def line(self, around: Floats, half: float) -> Uncertain:
-        """The slope by distances from the mean size, with the ends of its 95 % interval."""
-        coefficients = around / (around @ around)
-        slope, other = float(coefficients @ self.y), float(coefficients @ self.y_other)
-        drawn = np.sort(coefficients @ self.y_drawn).tolist()
+    def line(self, weights: Floats, residual: float, freedom: int) -> LineSlope:
+        """The slope Σ weight · y with the ends of its 95 % interval."""
+        slope, other = float(weights @ self.y), float(weights @ self.y_other)
+        half = math.prod(self.scatter(residual, freedom)) * float(np.linalg.norm(weights))
+        drawn = np.sort(weights @ self.y_drawn).tolist()
         cut = int(0.025 * len(drawn))
-        less, more = self.reach(coefficients)
-        low = min(slope - half, other - half, drawn[cut]) - less
-        high = max(slope + half, other + half, drawn[-1 - cut]) + more
-        return Uncertain(value=slope, low=low, high=high)
+        less, more = self.reach(weights)
+        return LineSlope(
+            value=slope,
+            low=min(slope - half, other - half, drawn[cut]) - less,
+            high=max(slope + half, other + half, drawn[-1 - cut]) + more,
+            scatter=half,
+            weights=tuple(np.abs(weights).tolist()),
+        )
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Split:
-    """One slope through two groups of sizes, each with a constant of its own (or through one)."""
-
-    slope: float
-    around: Floats  # x less the mean of its group
-    rest: Floats  # y less the line
-    intercept: float  # of the upper group
-    change: float = math.nan
-    change_coefficients: Floats | None = None  # the change is their product with y
-    change_leverage: float = math.nan  # variance of the change in units of the scatter's
-
-    @property
-    def spread(self) -> float:
-        return float(self.around @ self.around)
+    def least_squares(self, y: Floats, *columns: NDArray[Any]) -> tuple[Floats, Floats]:
+        """Coefficients of x and the columns as rows of weights on y, and y less what is fitted."""
+        design = np.column_stack([self.x, *columns])
+        weights = np.linalg.pinv(design)
+        return weights, y - design @ (weights @ y)
 
 
 def fit(data: LogData) -> Slope:
@@ -180,73 +164,41 @@ def fit(data: LogData) -> Slope:
     of each size (and of the overhead), and the regression's own, by Student's t from the scatter of
     the sizes around the line. Within one process the replicates say nothing about what differs
     from one process to the next, and that is most of it; the scatter holds it, and whatever the
-    line does not describe. Its variance is moderated by the usual one, as in Smyth, "Linear models
-    and empirical Bayes methods" (2004), since a few residuals may agree by chance. Around both lies
-    what the times may be off by beyond their replicates: a slope is linear in the logarithms, so
-    that its extremes are sums at the ends of their ranges, and scatter that the ranges explain does
-    not count a second time. The slope of the top octave is a fact about its own sizes, whatever
-    line the others follow: there the scatter is that of each size about the chord of its
-    neighbours.
+    line does not describe. Around both lies what the times may be off by beyond their replicates: a
+    slope is linear in the logarithms, so that its extremes are sums at the ends of their ranges,
+    and scatter that the ranges explain does not count a second time. The slope of the top octave is
+    a fact about its own sizes, whatever line the others follow: there the scatter is that of each
+    size about the chord of its neighbours.
     """
     if len(set(data.x.tolist())) < 2:
         return Slope(exponent=None, top=None, octaves=0.0)
     after, log, least, most = _changepoint(data)
-    chosen, freedom = _split(data, after), len(data.x) - 2 - (after >= 0)
-    unexplained = chosen.rest - np.clip(chosen.rest, -data.too_short, data.too_long)
-    half = data.half(float(unexplained @ unexplained), freedom, chosen.spread)
-    whole = data.line(chosen.around, half)
-    places = np.arange(len(data.x))
-    level = data.y - log * (places > after)  # the changepoint taken out
+    upper = np.arange(len(data.x)) > after
+    weights, rest = data.least_squares(data.y, upper, ~upper)
+    rest -= np.clip(rest, -data.too_short, data.too_long)
+    freedom = len(data.x) - 2 - (after >= 0)
+    whole = data.line(weights[0], float(rest @ rest), freedom)
+    level = data.y - log * upper  # the changepoint taken out
     # The top octave: the sizes from half the largest on, at least the two largest.
-    last = data.x.max()
-    top = data.x >= min(last - _OCTAVE, np.sort(data.x)[-2])
-    around = top * (data.x - data.x[top].mean())
-    top_slope, top_half, spread = None, math.nan, float(around @ around)
-    if spread > 0:
-        top_half = data.half(*local_residual(data, level), spread)
-        top_slope = data.line(around, top_half)
+    in_top = data.x >= min(data.x.max() - _OCTAVE, np.sort(data.x)[-2])
+    around = in_top * (data.x - data.x[in_top].mean())
+    top = None
+    if any(around):
+        top = data.line(around / (around @ around), *_local_residual(data, level))
     low, high = np.quantile(data.y_drawn, (0.025, 0.975), axis=1, method="nearest")
-    groups = [data.x[places <= after], data.x[places > after]]
+    groups = data.x[~upper], data.x[upper]
     return Slope(
         exponent=whole,
-        top=top_slope,
+        top=top,
         octaves=sum(float(np.ptp(x)) for x in groups if len(x)) / math.log(2),
-        intercept=chosen.intercept,
+        intercept=float(weights[1] @ data.y),
         change_after=after,
         change_log=log,
-        change_in_top=bool((top & (places <= after)).any()),
-        lowest=float(np.fmin(whole.ends[0], least)),
-        highest=float(np.fmax(whole.ends[1], most)),
+        change_in_top=bool((in_top & ~upper).any()),
+        lowest=min(whole.ends[0], least),
+        highest=max(whole.ends[1], most),
         curvature=_curvature_sign(data, level, freedom),
         precision=tuple(((data.too_long + data.too_short + high - low) / 2).tolist()),
-        scatter=half,
-        weights=tuple(np.abs(chosen.around / chosen.spread).tolist()),
-        top_scatter=top_half,
-        top_weights=tuple(np.abs(around / spread).tolist()) if top_slope else (),
-    )
-
-
-def _split(data: LogData, after: int) -> _Split:
-    """Least squares with one slope; the sizes beyond index `after` have their own constant."""
-    upper = np.arange(len(data.x)) > after
-    around, rest = data.x.copy(), data.y.copy()
-    for group in (upper, ~upper)[: 1 + (after >= 0)]:
-        around[group] -= data.x[group].mean()
-        rest[group] -= data.y[group].mean()
-    spread = around @ around
-    slope = float(around @ data.y / spread)
-    rest -= slope * around
-    x_mean, y_mean = data.x[upper].mean(), data.y[upper].mean()
-    split = {"slope": slope, "around": around, "rest": rest, "intercept": y_mean - slope * x_mean}
-    if after < 0:
-        return _Split(**split)
-    x_step = x_mean - data.x[~upper].mean()
-    sides = upper / upper.sum() - ~upper / (~upper).sum()
-    return _Split(
-        **split,
-        change=float(y_mean - data.y[~upper].mean() - slope * x_step),
-        change_coefficients=sides - around / spread * x_step,
-        change_leverage=float(1 / upper.sum() + 1 / (~upper).sum() + x_step**2 / spread),
     )
 
 
@@ -260,43 +212,49 @@ def _changepoint(data: LogData) -> tuple[int, float, float, float]:
     size above the line of the others is the effect of an overhead or of terms of lower order, and
     no changepoint unless the kernel changes there.
     """
-    after, log, best, least, most = -1, 0.0, 0.0, math.nan, math.nan
+    after, log, best, least, most = -1, 0.0, 0.0, math.inf, -math.inf
     freedom = len(data.x) - 3
-    if freedom < 0:
+    if len(set(data.x.tolist())) < 3:
         return after, log, least, most
-    *_, curved = parabola(data.x, data.y)
+    *_, curved = _parabola(data, data.y)
     for index in range(len(data.x) - 1):
-        split = _split(data, index)
-        residual, size = float(split.rest @ split.rest), abs(split.change)
-        first = index == 0 and not data.switched[index]
-        if not size > CHANGE_FACTOR or (first and split.change < 0):
+        upper = np.arange(len(data.x)) > index
+        (slope, above, below), rest = data.least_squares(data.y, upper, ~upper)
+        change, residual = float((above - below) @ data.y), float(rest @ rest)
+        size, switched = abs(change), data.switched[index]
+        if size <= CHANGE_FACTOR or (index == 0 and not switched and change < 0):
             continue
-        variance, _ = data.variance(residual, freedom)
-        sure = size / math.sqrt(variance * split.change_leverage)
+        deviation, student = data.scatter(residual, freedom)
+        sure = size / (deviation * float(np.linalg.norm(above - below)))
         if sure > CHANGE_LIKELY:
-            half = data.half(residual, freedom, split.spread)
-            least = float(np.fmin(least, split.slope - half))
-            most = float(np.fmax(most, split.slope + half))
-        assert split.change_coefficients is not None, "there are two groups"
-        explained = data.reach(split.change_coefficients)[split.change < 0]
-        needed = CHANGE_SURE_SWITCHED if data.switched[index] else CHANGE_SURE
+            half = deviation * student * float(np.linalg.norm(slope))
+            least = min(least, float(slope @ data.y) - half)
+            most = max(most, float(slope @ data.y) + half)
+        explained = data.reach(above - below)[change < 0]
+        needed = CHANGE_SURE_SWITCHED if switched else CHANGE_SURE
         certain = sure * (1 - explained / size) > needed
         if freedom >= 1 and certain and sure > best and residual < curved:
-            best, after, log = sure, index, split.change
+            best, after, log = sure, index, change
     return after, log, least, most
 
 
 def _curvature_sign(data: LogData, level: Floats, freedom: int) -> float:
     """The sign of the curvature where Student's t is sure of it at 95 %, else 0."""
-    if freedom < 1:
+    if freedom < 1 or len(set(data.x.tolist())) < 3:
         return 0.0
-    curvature, spread, residual = parabola(data.x, level)
-    variance, moderated = data.variance(residual, freedom - 1)
-    least = float(special.stdtrit(moderated, 0.975)) * math.sqrt(variance)
-    return math.copysign(1.0, curvature) if abs(curvature) * math.sqrt(spread) > least else 0.0
+    curvature, spread, residual = _parabola(data, level)
+    least = math.prod(data.scatter(residual, freedom - 1)) * spread
+    return math.copysign(1.0, curvature) if abs(curvature) > least else 0.0
 
 
-def local_residual(data: LogData, level: Floats) -> tuple[float, int]:
+def _parabola(data: LogData, level: Floats) -> tuple[float, float, float]:
+    """Curvature, its standard deviation for a scatter of 1, and the residual sum of squares."""
+    squares = (data.x - data.x.mean()) ** 2
+    (*_, weights), rest = data.least_squares(level, np.ones(len(data.x)), squares)
+    return float(weights @ level), float(np.linalg.norm(weights)), float(rest @ rest)
+
+
+def _local_residual(data: LogData, level: Floats) -> tuple[float, int]:
     """Sum of squares of each size about the chord of its neighbours, scaled to the scatter; count.
 
     The pseudo-residuals of Gasser, Sroka and Jennen-Steinmetz, "Residual variance and residual
@@ -313,18 +271,3 @@ def local_residual(data: LogData, level: Floats) -> tuple[float, int]:
     off = chord(y) - y[1:-1]
     off -= np.clip(off, -(chord(short) + long[1:-1]), chord(long) + short[1:-1])
     return float((off**2 / (share**2 + (1 - share) ** 2 + 1)).sum()), len(off)
-
-
-def parabola(x: Floats, level: Floats) -> tuple[float, float, float]:
-    """Curvature, the spread it rests on, and the residual sum of squares of a parabola."""
-    along = x - x.mean()
-
-    def off_line(values: Floats) -> Floats:
-        rest = values - values.mean()
-        return np.asarray(rest - (rest @ along) / (along @ along) * along)
-
-    square = off_line(along**2)
-    spread = float(square @ square)
-    curvature = float(square @ level) / spread if spread > 0 else 0.0
-    rest = off_line(level) - curvature * square
-    return curvature, spread, float(rest @ rest)
