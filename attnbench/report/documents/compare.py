@@ -203,6 +203,8 @@ def _commands(found: Comparison) -> Iterator[tuple[str, str]]:
     if not any(row.case for row in found.same.rows):  # tests, of pytest-benchmark's
         yield "paired", f"pytest --attnbench-gate {base}"
         return
+    if found.before.code and found.before.code == found.after.code:
+        return  # there is no other version to hold it against
     sizes = sorted({row.case.seq_len for row in changed if row.case})
     flags = ["--impls", ",".join(dict.fromkeys(row.impl for row in changed))] if changed else []
     flags += ["--seq-lens", ",".join(map(str, sizes))] if changed else []

@@ -140,15 +140,15 @@ def changed(row: Row) -> Value:
     return Value(first.ratio, "change", low=low, high=high, of=first.metric)
 
 
-def wins(row: Row) -> str:
-    """`8/8`, of a verdict on times; else unknown."""
+def wins(row: Row) -> str | None:
+    """`8/8`, of a verdict on times; else None."""
     timed = not row.changes or row.changes[0].metric == "time"
-    return f"{row.wins}/{row.rounds}" if timed and row.wins is not None else units.UNKNOWN
+    return f"{row.wins}/{row.rounds}" if timed and row.wins is not None else None
 
 
 def _cells(name: str, row: Row) -> tuple[Cell, ...]:
     case_id = row.cell.case.case_id if isinstance(row.cell, MeasuredCell) else ""
-    return row.cell.impl, case_id, name, changed(row), wins(row)
+    return row.cell.impl, case_id, name, changed(row), Value(wins(row))
 
 
 def _controls(run: GateRun, outcome: Outcome) -> Iterator[Finding]:

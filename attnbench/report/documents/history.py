@@ -82,12 +82,16 @@ def _sections(series: Series) -> list[Section]:
         Section(f"{number}: {_place(series, mark.at)}", [Text(changes(mark.facts))])
         for number, mark in enumerate(series.marks, start=1)
     ]
-    cells = [
-        (names[line], Finding(
-            sign=SIGNS[line.verdict], verdict=line.verdict, subject=names[line],
-            reason=_steps(series, line), test=(line.name.split()[0], line.name),
-        )) for line in series.lines if line.kind == "cell"
-    ]  # fmt: skip
+    cells = []
+    for line in (line for line in series.lines if line.kind == "cell"):
+        impl, _, case = line.name.partition(" ")
+        # A history exits 0 whatever it finds: what may be a step is no error of a test.
+        sign = "none" if line.verdict == "suspicious" else SIGNS[line.verdict]
+        verdict = Finding(
+            sign=sign, verdict=line.verdict, subject=names[line], reason=_steps(series, line),
+            test=(impl, case),
+        )  # fmt: skip
+        cells.append((names[line], verdict))
     drawn = sorted(series.lines, key=lambda line: line.kind != "run")[:PANELS]
     left_out = len(series.lines) - len(drawn)
     more = f" {left_out} more lines are not drawn." * bool(left_out)

@@ -246,7 +246,7 @@ def _results(frame: pd.DataFrame) -> Iterator[Part]:
         for row in odd[odd["speedup"].notna()].head(3).to_dict("records")
     ]
     if left_out := int((frame["status"] == "ok").sum()) - len(shown):
-        notes.append(f"the largest sizes; {left_out} more rows: attnbench export, or the page")
+        notes.append(f"the largest sizes; {left_out} more rows: attnbench export")
     yield Text(notes, quiet=True)
 
 
