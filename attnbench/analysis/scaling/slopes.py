@@ -151,7 +151,10 @@ class LogData:
         )
 
     def least_squares(self, y: Floats, *columns: NDArray[Any]) -> tuple[Floats, Floats]:
-        """Coefficients of x and the columns as rows of weights on y, and y less what is fitted."""
+        """Weights on y, a row for the coefficient of x and of each column, and y less the fit.
+
+        The weights of a column of zeros are zeros.
+        """
         design = np.column_stack([self.x, *columns])
         weights = np.linalg.pinv(design)
         return weights, y - design @ (weights @ y)
