@@ -43,18 +43,12 @@ _MOST_OFF = math.exp(50.0)  # the factor by which a time of which nothing is kno
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Overhead:
-    """What is subtracted, what it may be at most, what a size must take to count, and why.
+class _Overhead(Time):
+    """What is subtracted, what it may be at most, what a size must take to count, and why."""
 
-    `shorter` and `longer` are as of `Time`.
-    """
-
-    us: float
     most_us: float
     from_us: float
     reason: str
-    shorter: float = 1.0
-    longer: float = 1.0
 
 
 def fit_many(many: Sequence[Series], *, draws: int = DRAWS) -> list[ExponentFit]:
@@ -90,8 +84,8 @@ def _fit(series: Series, draws: int) -> ExponentFit:
         missing = tuple(_missing(series, overhead, times, used, evidence))
         finding = _finding(series, overhead, evidence, missing)
     return ExponentFit(
-        series=series, time_us=tuple(time.us for time in times), left_out=left_out,
-        overhead_us=overhead.us, exponent=slope.exponent, top=slope.top,
+        series=series, time_us=tuple(times), left_out=left_out,
+        overhead_us=overhead.value, exponent=slope.exponent, top=slope.top,
         intercept=slope.intercept if slope.exponent else None, declared=power, bound=bound,
         octaves=slope.octaves, changepoint=change, finding=finding,
         missing=missing if finding and finding.verdict == "inconclusive" else (),
@@ -101,47 +95,44 @@ def _fit(series: Series, draws: int) -> ExponentFit:
 def _overhead(series: Series, times: Sequence[Time]) -> _Overhead:
     """The overhead of a series, and from which time on a size counts."""
     measured = known_time(series.overhead_us, series.overhead_allowed_us)
-    if (us := measured.us.value) > 0:
+    if (us := measured.value) > 0:
         reason = f"{TIMES_OVERHEAD:g} × the measured overhead of {units.time(us)}"
-        return _Overhead(
-            us=us, most_us=us, from_us=TIMES_OVERHEAD * us, reason=reason,
-            shorter=measured.shorter, longer=measured.longer,
-        )  # fmt: skip
-    smallest = min((t.us.value for t in times if math.isfinite(t.us.value)), default=math.inf)
+        return _Overhead(**vars(measured), most_us=us, from_us=TIMES_OVERHEAD * us, reason=reason)
+    smallest = min((t.value for t in times if math.isfinite(t.value)), default=math.inf)
     least = series.least_overhead_us
     if least:
         most = min(OVERHEAD_PER_LEAST * least, 0.9 * smallest)
         reason = f"{TIMES_LEAST:g} × the {units.time(least)} that its kernels' starts take"
-        return _Overhead(us=0.0, most_us=most, from_us=TIMES_LEAST * least, reason=reason)
+        return _Overhead(value=0.0, most_us=most, from_us=TIMES_LEAST * least, reason=reason)
     reason = f"{TIMES_OVERHEAD:g} × the smallest time, as no overhead is known (measure n = 1 too)"
-    return _Overhead(us=0.0, most_us=smallest, from_us=TIMES_OVERHEAD * smallest, reason=reason)
+    return _Overhead(value=0.0, most_us=smallest, from_us=TIMES_OVERHEAD * smallest, reason=reason)
 
 
 def _why_not(series: Series, overhead: _Overhead, time: Time, index: int) -> str | None:
     """Why a size does not count; None where it does."""
-    if not math.isfinite(time.us.value) or math.isinf(time.longer):
+    if not math.isfinite(time.value) or math.isinf(time.longer):
         doubt = series.doubts[index] if series.doubts else None
         return doubt or ("not a valid time" if series.times_us[index] else "no time")
     if not 0 < series.sizes[index] < math.inf:
         return f"a size of {series.sizes[index]:g}"
     if series.launch_bound and series.launch_bound[index]:
         return "launch-bound: the host takes as long to issue the call"
-    if time.us.value < overhead.from_us:
-        return f"{units.time(time.us.value)}, less than {overhead.reason}"
+    if time.value < overhead.from_us:
+        return f"{units.time(time.value)}, less than {overhead.reason}"
     return None
 
 
 def _log_data(
     series: Series, overhead: _Overhead, times: Sequence[Time], used: list[int], draws: int
 ) -> slopes.LogData:
-    rows = [(times[i].us.value, times[i].shorter, times[i].longer) for i in used]
+    rows = [(times[i].value, times[i].shorter, times[i].longer) for i in used]
     times_us, shorter, longer = np.array(rows).reshape(-1, 3).T
-    net = times_us - overhead.us
+    net = times_us - overhead.value
     # What is left of a time that is too long less an overhead that is too short, and conversely.
-    shortest = times_us / shorter - overhead.us * overhead.longer
-    longest = times_us * longer - overhead.us / overhead.shorter
+    shortest = times_us / shorter - overhead.value * overhead.longer
+    longest = times_us * longer - overhead.value / overhead.shorter
     drawn = drawn_medians(series.times_us, draws)[used]
-    if overhead.us:
+    if overhead.value:
         drawn -= drawn_medians([series.overhead_us or ()], draws, seed=1)
     least = 1e-3 * times_us[:, None]  # a draw of the overhead may reach a draw of the time
     return slopes.LogData(
@@ -202,7 +193,7 @@ def _finding(
             **as_figures("exponent", slope.exponent),
             **as_figures("top_slope", slope.top),
             "octaves": slope.octaves,
-            "floor_us": overhead.us,  # as stored since the first runs
+            "floor_us": overhead.value,  # as stored since the first runs
         },
     )
 
@@ -220,7 +211,7 @@ def _missing(
         index
         for index, time in enumerate(times)
         if math.isinf(time.longer)  # or it may well be more than the overhead
-        or (index not in used and time.us.value < overhead.from_us <= (time.us.high or 0.0))
+        or (index not in used and time.value < overhead.from_us <= (time.high or 0.0))
     ]
     sizes = [series.sizes[index] for index in (*unknown, *used)]
     if unknown and max(sizes) >= 2**TO_REFUTE * min(sizes):
@@ -231,7 +222,7 @@ def _missing(
         in_top = slope.top and slope.top.weights[place]
         at_most = (min(of_all, of_top) if in_top else of_all) + slopes.USUAL_WIDTH
         known = precision + slopes.USUAL_WIDTH
-        share = (high - low) / 2 / (times[index].us.value - overhead.us)
+        share = (high - low) / 2 / (times[index].value - overhead.value)
         if known > at_most and share > known / 2:
             of_overhead.append(Missing(index=-1, known=known, needed=at_most))
         elif known > at_most:

@@ -81,7 +81,7 @@ def _sizes(case: Case) -> Sizes:
 def _model(alike: list[Measured], points: list[Sizes], law: Law) -> ModelFit:
     case, times = alike[0].record.cell.case, [cell.times_us for cell in alike]
     known = [known_time(cell.times_us, cell.allowed_us) for cell in alike]
-    middle = np.array([time.us.value for time in known])
+    middle = np.array([time.value for time in known])
     factors = [[time.shorter for time in known], [time.longer for time in known]]
     off = np.log(np.minimum(factors, 1e6))  # a time may be nothing
     terms = Term(), *(term for term in law.terms if term != Term())
@@ -112,7 +112,7 @@ def _model(alike: list[Measured], points: list[Sizes], law: Law) -> ModelFit:
     impl, same = alike[0].record.cell.impl, " ".join(words)
     return ModelFit(
         impl=impl, workload=case.workload, same=same, points=tuple(points),
-        time_us=tuple(time.us for time in known), predicted_us=tuple((rows @ fitted).tolist()),
+        time_us=tuple(known), predicted_us=tuple((rows @ fitted).tolist()),
         at_largest=at, shares=shares, along_n=tuple(point["n"] for point in along),
         shares_along=tuple(dict(zip(names, row, strict=True)) for row in parts.tolist()),
         held_out=held_out, cells=tuple(cell.record.cell for cell in alike), missing=missing,

@@ -35,13 +35,12 @@ _OCTAVE = math.log(2) * (1 + 1e-6)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Time:
-    """A time with its interval, and the factors by which it may be shorter and longer beyond that.
+class Time(Uncertain):
+    """A time in µs, and the factors by which it may be shorter and longer than its replicates show.
 
     1 where it may not. The value is NaN where there is no time.
     """
 
-    us: Uncertain
     shorter: float = 1.0
     longer: float = 1.0
 
@@ -54,16 +53,17 @@ def known_time(times_us: tuple[float, ...] | None, allowed_us: Interval | None) 
     gives one, or the time may be anything.
     """
     if not times_us or not are_times(times_us):
-        return Time(us=Uncertain(value=math.nan))
+        return Time(value=math.nan)
     middle, ends = median(times_us), processes_interval(times_us)
     if allowed_us is None:
         low, high = ends or (None, None)
-        return Time(us=Uncertain(value=middle, low=low, high=high))
+        return Time(value=middle, low=low, high=high)
     (low, high), (least, most) = ends or (middle, middle), allowed_us
     beyond = math.exp(USUAL_WIDTH)
-    us = Uncertain(value=middle, low=min(low, least), high=max(high, most))
     return Time(
-        us=Uncertain(value=middle) if math.isinf(most) else us,
+        value=middle,
+        low=None if math.isinf(most) else min(low, least),
+        high=None if math.isinf(most) else max(high, most),
         shorter=max(1.0, min(low, middle) / least / beyond) if least else math.inf,
         longer=max(1.0, most / max(high, middle) / beyond),
     )
@@ -151,7 +151,10 @@ class LogData:
         )
 
     def least_squares(self, y: Floats, *columns: NDArray[Any]) -> tuple[Floats, Floats]:
-        """Coefficients of x and the columns as rows of weights on y, and y less what is fitted."""
+        """Weights on y, a row for the coefficient of x and of each column, and y less the fit.
+
+        The weights of a column of zeros are zeros.
+        """
         design = np.column_stack([self.x, *columns])
         weights = np.linalg.pinv(design)
         return weights, y - design @ (weights @ y)
