@@ -10,6 +10,7 @@ import torch
 from attnbench.base.sample import ALONE
 from attnbench.measure import ops
 from attnbench.measure.opcosts import op_costs
+from attnbench.measure.probes import CALL
 from tests.test_profiling import Event as KinetoEvent
 
 
@@ -32,7 +33,7 @@ def allocation(size: int, address: int, at_us: float, device: str = "cpu") -> An
 
 def test_what_an_op_calls_inside_of_its_kernel_belongs_to_it():
     scalar = node("aten::to", 4, node("aten::_to_copy", 3, node("aten::copy_", 2)))
-    found = ops.cpu_call(node(ops.CALL, 20, node("aten::mul", 15, scalar)))
+    found = ops.cpu_call(node(CALL, 20, node("aten::mul", 15, scalar)))
     assert found.self_us == {"aten::mul": 15}
 
 
@@ -40,7 +41,7 @@ def test_scopes_and_the_engine_of_autograd_are_gaps_and_compiled_code_is_a_row()
     inside = node("autograd::engine::evaluate_function: BmmBackward0", 30,
                   node("BmmBackward0", 25, node("aten::bmm", 20)))  # fmt: skip
     compiled = node("Torch-Compiled Region: 0/0", 40, node("aten::mm", 10))
-    found = ops.cpu_call(node(ops.CALL, 100, node("my scope", 35, inside), compiled))
+    found = ops.cpu_call(node(CALL, 100, node("my scope", 35, inside), compiled))
     assert found.self_us == {"aten::bmm": 20, "aten::mm": 10, ops.COMPILED: 30}
     assert found.gaps_us == 40
 
@@ -76,7 +77,7 @@ def test_of_ops_longer_than_the_slices_of_other_work_the_processor_time_counts()
 
 def launches(*rows: tuple[str, float, float, float]) -> list[Any]:
     """Events of one marked call: kernels with the times of their launch, begin and end, in µs."""
-    events = [KinetoEvent(ops.CALL, (0, 1_000_000))]
+    events = [KinetoEvent(CALL, (0, 1_000_000))]
     for number, (name, launch, begin, end) in enumerate(rows, start=1):
         at = round(1000 * launch)
         events.append(KinetoEvent("cudaLaunchKernel", (at, at + 500), id_=number))
@@ -106,13 +107,13 @@ def test_where_a_kernel_was_lost_there_are_no_calls_rather_than_wrong_ones():
     whole = launches(("gemm", 10, 20, 50), ("softmax", 12, 50, 60))
     assert ops.gpu_calls(whole) is not None
     assert ops.gpu_calls(whole[:-1]) is None
-    assert ops.gpu_calls([KinetoEvent(ops.CALL, (0, 10))]) is None
+    assert ops.gpu_calls([KinetoEvent(CALL, (0, 10))]) is None
 
 
 def test_allocations_belong_to_the_op_whose_kernel_made_them_and_frees_of_older_memory_to_nobody():
     clone = node("aten::clone", 9, node("aten::empty_like", 3, allocation(400, 2, 22)))
     call = node(
-        ops.CALL, 90,
+        CALL, 90,
         allocation(-64, 7, 21),  # from before the call
         node("aten::contiguous", 10, clone),
         node("aten::bmm", 40, allocation(1000, 3, 30), allocation(999, 4, 31, "cuda")),

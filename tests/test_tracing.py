@@ -21,6 +21,7 @@ from attnbench.execution.runner import LocalRunner
 from attnbench.measure import ops
 from attnbench.measure.clock import HostClock
 from attnbench.measure.opcosts import OpCosts
+from attnbench.measure.probes import CALL
 from attnbench.measure.sampling import Target
 from attnbench.schema.case import Case
 from attnbench.schema.messages import Trace
@@ -84,7 +85,7 @@ def test_the_trace_is_one_that_perfetto_opens_and_has_the_calls(naive):
     folder, found = naive
     with gzip.open(folder / found.trace) as file:
         events = json.load(file)["traceEvents"]
-    assert sum(event.get("name") == ops.CALL and event.get("ph") == "X" for event in events) == 3
+    assert sum(event.get("name") == CALL and event.get("ph") == "X" for event in events) == 3
     assert found.trace_events >= 3
     assert [path.name for path in folder.iterdir()] == [found.trace]
 
@@ -212,7 +213,7 @@ def test_the_share_is_of_the_ceiling_that_binds(flops, bytes_, count, expected):
 
 def test_the_commands_of_other_profilers_start_this_cell_and_take_its_calls_alone(tmp_path):
     found = commands(Settings(files=("/my kernels/own.py",)), tmp_path)
-    for name, range_ in (("nsys", "--capture-range=cudaProfilerApi"), ("ncu", f"{ops.CALL}/")):
+    for name, range_ in (("nsys", "--capture-range=cudaProfilerApi"), ("ncu", f"{CALL}/")):
         words = shlex.split(found[name])
         assert words[0] == name
         assert range_ in words
@@ -272,7 +273,7 @@ def test_on_a_gpu_each_phase_is_a_range_and_only_the_calls_are_captured(tmp_path
         monkeypatch.setattr(torch.cuda.profiler, name, lambda name=name: log.append(name))
     write_profile(tmp_path, profile(*NAIVE, case=Case(device="cuda").to_json()))
     assert calling.run_alone(tmp_path / "profile.json", ()) == 0
-    one = [ops.CALL, "call", "wait", "end"]
+    one = [CALL, "call", "wait", "end"]
     assert log == [
         "attnbench-build", "built", "wait", "end",
         "attnbench-warm-up", "call", "wait", "end", "start", *one * calling.CALLS_ALONE, "stop",

@@ -20,10 +20,18 @@ from torch.autograd.profiler import profile, record_function  # torch.profiler l
 
 from attnbench.base.sample import ALONE
 from attnbench.measure.clock import cpu_ns, now_ns
-from attnbench.measure.probes import KERNELS_AHEAD, LAUNCHES, is_op, own_changes, tree_of, walk
+from attnbench.measure.probes import (
+    CALL,
+    KERNELS_AHEAD,
+    gpu_marks,
+    is_op,
+    on_gpu,
+    own_changes,
+    tree_of,
+    walk,
+)
 from attnbench.measure.watch import collector_off
 
-CALL = "attnbench-call"  # the range around each call, in every profiler
 # Scopes of torch.compile, in which its own kernels run that no op names; one name for them all.
 _COMPILED = ("Torch-Compiled Region", "## Call CompiledFxGraph", "CompiledFunction")
 COMPILED = "compiled code"
@@ -161,34 +169,18 @@ def composite_ops() -> frozenset[str]:
     return frozenset(names("CompositeImplicitAutograd").difference(*map(names, explicit)))
 
 
-def gpu_calls(events: Iterable[Any]) -> list[CallSeen] | None:
+def gpu_calls(events: list[Any]) -> list[CallSeen] | None:
     """The marked calls of a session on CUDA, from kineto's events; None if kernels are missing.
 
-    A kernel has the correlation id of its launch, which lies in the mark of its call. Copies and
-    fills of memory are rows as kernels are.
+    Copies and fills of memory are rows as kernels are.
     """
-    cuda = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
-    on_host: list[Any] = []
-    on_gpu: list[Any] = []
-    for event in events:
-        (on_gpu if event.device_type() == cuda else on_host).append(event)
-    ops = _outermost(on_host)
+    ops = _outermost(event for event in events if not on_gpu(event))
     begins = [begin for begin, _, _ in ops]
     found = []
-    for mark in sorted((e for e in on_host if e.name() == CALL), key=lambda e: e.start_ns()):
-        asked = {
-            event.correlation_id(): event
-            for event in on_host
-            if event.name().startswith("cu")
-            and mark.start_ns() <= event.start_ns() <= mark.end_ns()
-        }
-        launched = {i for i, event in asked.items() if event.name().startswith(LAUNCHES)}
-        ran = sorted(
-            (e for e in on_gpu if e.correlation_id() in asked and not e.is_user_annotation()),
-            key=lambda event: event.start_ns(),
-        )
-        if not launched or launched - {event.correlation_id() for event in ran}:
+    for asked, in_order in gpu_marks(events):
+        if in_order is None:
             return None
+        ran = sorted(in_order, key=lambda event: event.start_ns())
         self_us: dict[str, float] = defaultdict(float)
         by: dict[str, set[str]] = defaultdict(set)
         gaps_ns, gaps, end_ns = 0, 0, ran[0].start_ns()

@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -53,10 +53,15 @@ class Profiled:
     device_waits: int | None = None
 
 
+CALL = "attnbench-call"  # the range around each call, in every profiler
 # CUPTI from CUDA 12.6 Update 2 to before 13.1 spoils the times of the first kernels of all but the
 # first session in a process, more of them in each, and kineto drops those (pytorch #192021).
 KERNELS_AHEAD = 512
-_CALL = "attnbench: the call"
+# As kineto calls what starts kernels (CuptiActivity.cpp, CuptiCbidRegistry.cpp).
+_LAUNCHES = ("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cudaGraphLaunch",
+             "cuLaunchKernel", "cuLaunchCooperativeKernel", "cuGraphLaunch")  # fmt: skip
+# Waits of the host; torch's blocking copies (`.item()`, `.cpu()`) end in that for the stream.
+_WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 
 
 def profile_call(call: Callable[[], Any], device: str) -> Profiled:
@@ -89,18 +94,21 @@ def _profile_on_gpu(call: Callable[[], Any], device: str) -> Profiled:
         for _ in range(KERNELS_AHEAD):
             torch.cuda._sleep(1)  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
-        with record_function(_CALL):
+        with record_function(CALL):
             result = call()
         torch.cuda.synchronize()  # behind the mark: it is not the call that waits
-    events = session.kineto_results.events()  # type: ignore[union-attr]
-    kernels, waits = _cuda_kernels(events), _marked(events, _WAITS)
+    [seen] = gpu_marks(session.kineto_results.events())  # type: ignore[union-attr]
+    kernels = None
+    if seen.ran is not None:  # copies and fills are no kernels, not even those of a graph
+        names = [event.name() for event in seen.ran]
+        kernels = [name for name in names if not name.startswith(("Memset", "Memcpy"))]
     return Profiled(
         result=result,
         peak_bytes=None,
         kernels=None if kernels is None else tuple(dict.fromkeys(kernels)),
         kernel_count=None if kernels is None else len(kernels),
         ops=_ops(tree_of(session)),
-        device_waits=len(waits),
+        device_waits=sum(event.name().startswith(_WAITS) for event in seen.asked.values()),
     )
 
 
@@ -164,47 +172,6 @@ def _cuda_requested(which: str) -> int:
     return int(torch.cuda.memory_stats().get(f"requested_bytes.all.{which}", 0))
 
 
-# As kineto calls what starts kernels (CuptiActivity.cpp, CuptiCbidRegistry.cpp).
-LAUNCHES = ("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cudaGraphLaunch",
-             "cuLaunchKernel", "cuLaunchCooperativeKernel", "cuGraphLaunch")  # fmt: skip
-# Waits of the host; torch's blocking copies (`.item()`, `.cpu()`) end in that for the stream.
-_WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
-
-
-def _marked(events: list[Any], names: tuple[str, ...]) -> list[Any]:
-    """What the host asked of CUDA in the marked call, of that what begins with these names."""
-    cuda = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
-    on_host = [event for event in events if event.device_type() != cuda]
-    [marked] = [event for event in on_host if event.name() == _CALL]
-    return [
-        event
-        for event in on_host
-        if event.name().startswith(names)
-        and marked.start_ns() <= event.start_ns() <= marked.end_ns()
-    ]
-
-
-def _cuda_kernels(events: list[Any]) -> list[str] | None:
-    """The kernels of the marked call, in the order of their launches; None if one lacks any.
-
-    A kernel has the correlation id of its launch; the time that the device gives it may be wrong.
-    """
-    cuda = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]
-    launched = {event.correlation_id(): event.start_ns() for event in _marked(events, LAUNCHES)}
-    ran = [
-        event
-        for event in events
-        if event.device_type() == cuda
-        and not event.is_user_annotation()  # whose ids are torch's own
-        and event.correlation_id() in launched
-    ]
-    if not launched or launched.keys() != {event.correlation_id() for event in ran}:
-        return None
-    ran.sort(key=lambda event: (launched[event.correlation_id()], event.start_ns()))
-    names = [event.name() for event in ran]
-    return [name for name in names if not name.startswith(("Memset", "Memcpy"))]  # of a graph
-
-
 def tree_of(session: profile) -> list[Any]:
     """The events of a closed session that no other encloses; the others are their children."""
     tree: list[Any] = session.kineto_results.experimental_event_tree()  # type: ignore[union-attr]
@@ -218,15 +185,6 @@ def walk(events: list[Any]) -> Iterator[Any]:
         event = stack.pop()
         yield event
         stack.extend(event.children)
-
-
-def _cpu_bytes(tree: list[Any]) -> tuple[int, int]:
-    """Highest and last sum of what was allocated in the session and is not freed yet."""
-    live = peak = 0
-    for _, size, _ in own_changes((x, None) for x in walk(tree) if x.tag.name == "Allocation"):
-        live += size
-        peak = max(peak, live)
-    return peak, live
 
 
 def own_changes(seen: Iterable[tuple[Any, str | None]]) -> Iterator[tuple[int, int, str | None]]:
@@ -246,14 +204,58 @@ def own_changes(seen: Iterable[tuple[Any, str | None]]) -> Iterator[tuple[int, i
             yield at_ns, -live.pop(address), op
 
 
-def _ops(tree: list[Any]) -> tuple[str, ...]:
-    return tuple(sorted({event.name for event in walk(tree) if is_op(event)}))
-
-
 def is_op(event: Any) -> bool:
     """Of the events that torch records as ops, those of the dispatcher: `aten::bmm`."""
     named = event.tag.name == "TorchOp" and "::" in event.name
     return named and not event.name.startswith("autograd::")
+
+
+def on_gpu(event: Any) -> bool:
+    """Whether an event of kineto is of the device, not of the host."""
+    return bool(event.device_type() == torch.autograd.DeviceType.CUDA)  # type: ignore[attr-defined]
+
+
+class GpuMark(NamedTuple):
+    """Of a marked call what the host asked of CUDA, by correlation id, and what of that ran.
+
+    `ran` is in the order of the launches: the time that the device gives may be wrong. None where
+    nothing was launched, or the profiler lost a kernel.
+    """
+
+    asked: dict[int, Any]
+    ran: list[Any] | None
+
+
+def gpu_marks(events: list[Any]) -> Iterator[GpuMark]:
+    """The marked calls of a session on CUDA in order, from kineto's events.
+
+    What runs has the correlation id of its launch, which lies in the mark of its call.
+    """
+    host = [event for event in events if not on_gpu(event)]
+    # The ids of annotations are torch's own.
+    device = [event for event in events if on_gpu(event) and not event.is_user_annotation()]
+    for mark in sorted((e for e in host if e.name() == CALL), key=lambda e: e.start_ns()):
+        begin, end = mark.start_ns(), mark.end_ns()
+        inside = (e for e in host if e.name().startswith("cu") and begin <= e.start_ns() <= end)
+        asked = {event.correlation_id(): event for event in inside}
+        launched = {i for i, event in asked.items() if event.name().startswith(_LAUNCHES)}
+        ran = [event for event in device if event.correlation_id() in asked]
+        ran.sort(key=lambda e: (asked[e.correlation_id()].start_ns(), e.start_ns()))
+        lost = launched - {event.correlation_id() for event in ran}
+        yield GpuMark(asked, ran if launched and not lost else None)
+
+
+def _cpu_bytes(tree: list[Any]) -> tuple[int, int]:
+    """Highest and last sum of what was allocated in the session and is not freed yet."""
+    live = peak = 0
+    for _, size, _ in own_changes((x, None) for x in walk(tree) if x.tag.name == "Allocation"):
+        live += size
+        peak = max(peak, live)
+    return peak, live
+
+
+def _ops(tree: list[Any]) -> tuple[str, ...]:
+    return tuple(sorted({event.name for event in walk(tree) if is_op(event)}))
 
 
 def _cpu_kernels(event: Any, own: set[str]) -> list[str]:

@@ -15,7 +15,7 @@ import torch
 from attnbench.api.loader import load_built_in, load_file
 from attnbench.errors import AttnbenchError
 from attnbench.machine.state import remember
-from attnbench.measure.ops import CALL
+from attnbench.measure.probes import CALL
 from attnbench.schema.profile import read_profile
 from attnbench.worker.tracing import built
 
