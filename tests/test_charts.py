@@ -10,7 +10,7 @@ import pytest
 from attnbench.analysis.table import load, rope_cost
 from attnbench.report import roofline
 from attnbench.report.charts import CHARTS, pages, with_rate_interval, with_recurrent
-from attnbench.report.figures import looks
+from attnbench.report.looks import looks_of
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.store.runs import load_run
@@ -68,7 +68,7 @@ def test_a_recurrent_network_stands_beside_each_layer_of_its_width(layers):
 def test_every_ok_cell_is_one_marker_inside_the_axes(tmp_path, name, info, roofs):
     frame = cells(tmp_path, synthetic.RUNS[name](), info)
     page = pages(frame[frame["tflops"].notna()], TIME)[0]
-    figure = roofline.draw(looks(frame["impl"].unique()), page)
+    figure = roofline.draw(looks_of(frame["impl"].unique()), page)
     for panel, ax in zip(page.panels, figure.axes, strict=True):
         found = sorted(
             tuple(point) for marks in ax.collections for point in np.array(marks.get_offsets())

@@ -7,7 +7,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from attnbench.analysis.scaling.results import Scaling, Uncertain
-from attnbench.report import figures, growth, models
+from attnbench.report import growth, models
+from attnbench.report.looks import looks_of
 from attnbench.report.pages import draw_growth
 from attnbench.schema.case import Case
 from tests import fits, synthetic, test_report
@@ -103,7 +104,7 @@ def test_odd_findings_are_drawn_without_a_complaint(
 
 
 def test_shares_are_stacked_to_one_and_named_with_their_intervals(tmp_path, unwritten):
-    models.draw_all([fits.model_fit()], figures.looks(["naive"]), tmp_path)
+    models.draw_all([fits.model_fit()], looks_of(["naive"]), tmp_path)
     lower = unwritten[0][1].axes[1]
     tops = [max(path.vertices[:, 1]) for area in lower.collections for path in area.get_paths()]
     assert max(tops) == pytest.approx(1.0)

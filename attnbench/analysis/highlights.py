@@ -22,12 +22,9 @@ def highlights(run: Run, frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
 
     `frame` is that of `load`, `costs` that of `rope_cost`.
     """
-    # Of an unfinished run "all passed" would mislead.
-    some = run.unfinished and (frame["status"] == "ok").all()
     sentences = [*leads(run, frame), run.unfinished, models_sentence(frame)]
     sentences += [workspace_sentence(rows) for _, rows in slices(frame, ["workload"])]
     sentences += [cache_sentence(run, rows) for _, rows in slices(frame, SLICE)]
-    sentences.append("" if some else failed_sentence(frame))
     sentences += [rope_sentence(costs), suspect_sentence(frame), doubt_sentence(run, frame)]
     return [sentence for sentence in sentences if sentence]
 

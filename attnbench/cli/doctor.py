@@ -81,9 +81,10 @@ def _print_examination(examination: Examination) -> None:
 
 def _of_the_gpu(gpu: dict[str, Any], facts: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """What it is, then what works on it: a row for each kernel and for each reason against it."""
-    from attnbench.report.render.tables import value_texts
+    from attnbench.report.document import facts as values
+    from attnbench.report.render import written
 
-    known = value_texts(gpu)
+    known = written.facts(values(gpu))
     processors = f"compute capability {known['capability']}, {known['processors']} SMs"
     yield "", "processors", f"{processors}, L2 {known['l2_bytes']}"
     versions = f"driver {known['driver']}, CUDA {facts['cuda']}, cuDNN {known['cudnn']}"

@@ -94,7 +94,8 @@ def report(run: str, output: Path, baseline: str | None) -> None:
         from attnbench.report.documents import sweep
         from attnbench.store.runs import load_run
 
-        click.echo(written(path, sweep.document(load_run(path), baseline)).commands[0][1])
+        written(path, sweep.document(load_run(path), baseline))
+        click.echo(path / "report.html")
         return
     if baseline:
         raise UsageError(f"{path} is a gate run, which has a base of its own; drop --baseline")
@@ -103,7 +104,8 @@ def report(run: str, output: Path, baseline: str | None) -> None:
     from attnbench.report.documents import gate
 
     loaded = load_gate(found.file)
-    click.echo(written(path, gate.document(loaded, decide(loaded)), ["html"]).commands[0][1])
+    written(path, gate.document(loaded, decide(loaded)), ["html"])
+    click.echo(path / "gate.html")
 
 
 @click.command()

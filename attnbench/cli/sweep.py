@@ -82,7 +82,10 @@ def sweep(**options: Any) -> None:
         return
     run = load_run(path)
     found = document(run, brief=True)
-    click.echo(path) if quiet else show(found)
+    if quiet:
+        click.echo(path)
+    else:
+        show(found)
     if found.exit_code:
         raise SystemExit(found.exit_code)
 

@@ -1,4 +1,4 @@
-"""What happens in a session, as events that it yields to whoever shows them.
+"""What happens in a session, as events that it yields, to be shown.
 
 A record is an event as well: it is on disk before it is yielded.
 """

@@ -11,7 +11,8 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
 from attnbench.base import units
-from attnbench.report.figures import QUIET, Look, short
+from attnbench.report.figures import QUIET, short
+from attnbench.report.looks import Look
 
 Text = Callable[[float], str]
 MOST_TICKS = 9

@@ -11,10 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from attnbench.errors import ExitCode
-from attnbench.version import __version__
-
-SCHEMA = 1  # of a document's JSON: raised where a field changes its meaning or goes
-VERSION = __version__
 
 Sign = Literal["good", "better", "bad", "open", "none"]
 # `change` is a ratio, shown by what it is above 1; `tflops` and `gbps` are rates.
@@ -128,10 +124,9 @@ class Figure:
 
 @dataclass(frozen=True)
 class Text:
-    """Sentences, one below the other; or commands to copy. `quiet` explains, and says no result."""
+    """Sentences, one below the other. `quiet` explains, and says no result."""
 
     lines: Sequence[Words]
-    copy: bool = False
     quiet: bool = False
 
 

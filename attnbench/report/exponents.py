@@ -19,7 +19,8 @@ from attnbench.analysis.scaling.results import NOUNS, ExponentFit
 from attnbench.base import units
 from attnbench.report import axes, figures, growth
 from attnbench.report.document import Picture
-from attnbench.report.figures import FILLED, INK, QUIET, FigureKind, Look, Page, short
+from attnbench.report.figures import FILLED, INK, QUIET, FigureKind, Page, short
+from attnbench.report.looks import Look
 
 EXPONENTS = FigureKind(
     name="exponents",

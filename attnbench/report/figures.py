@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 
 from attnbench.report.document import Picture
-from attnbench.report.looks import KNOWN, LINES, Look, looks
+from attnbench.report.looks import Look
 
 WIDE, NARROW = 6.9, 5.1  # inches of a panel that stands alone, and of one of two in a row
 DPI = 160
@@ -27,9 +27,6 @@ INK, QUIET = "#222222", "#777777"  # of texts; of guide lines, references and no
 FILLED: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 3}
 
 Item = TypeVar("Item")
-__all__ = ["KNOWN", "LINES", "Look", "looks"]  # with all that stands below
-
-
 STYLE = Path(__file__).with_suffix(".mplstyle")
 
 

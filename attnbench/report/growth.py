@@ -1,4 +1,4 @@
-"""How cost grows: verdicts and crossovers as texts, and what the figures of growth share."""
+"""How cost grows: what verdicts rest on, and what the figures of growth share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attnbench.theory.traits import TRAITS
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from attnbench.report.figures import Look
+    from attnbench.report.looks import Look
 
 # Panels of a figure, and such figures for one workload and axis; the table has every verdict.
 PAGES = (6, 1)

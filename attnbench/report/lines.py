@@ -23,7 +23,8 @@ from attnbench.machine.limits import peak_tflops
 from attnbench.report import axes, charts, figures
 from attnbench.report.charts import CHARTS, Chart, ChartPage, Scale, Tables
 from attnbench.report.document import Picture
-from attnbench.report.figures import INK, FigureKind, Look
+from attnbench.report.figures import INK, FigureKind
+from attnbench.report.looks import KNOWN, LINES, Look, looks_of
 from attnbench.theory.traits import TRAITS
 
 PANEL_INCHES = 3.4
@@ -45,8 +46,8 @@ def draw_all(
     """
     drawn = []
     for name, chart in CHARTS.items():
-        known = figures.LINES.get(chart.lines, figures.KNOWN)
-        looks = figures.looks(tables["cells"][chart.lines].dropna().unique(), known)
+        known = LINES.get(chart.lines, KNOWN)
+        looks = looks_of(tables["cells"][chart.lines].dropna().unique(), known)
         draw = partial(draw_page, chart, looks, environment, crossovers)
         drawn += draw_pages(name, chart, chart.pages(tables), draw, folder)
     return drawn

@@ -63,7 +63,7 @@ OTHERS = tuple(
 )  # fmt: skip
 
 
-def looks(names: Iterable[str], known: Mapping[str, Look] = KNOWN) -> dict[str, Look]:
+def looks_of(names: Iterable[str], known: Mapping[str, Look] = KNOWN) -> dict[str, Look]:
     """Give each name its look: the built-ins their own, any other one that its name decides.
 
     The slot comes from a hash of the name, so that an implementation keeps its look from run to

@@ -16,7 +16,8 @@ from attnbench.analysis.scaling.results import ExactFit, ModelFit, Uncertain
 from attnbench.base import units
 from attnbench.report import axes, figures, growth
 from attnbench.report.document import Picture
-from attnbench.report.figures import FigureKind, Look, Page
+from attnbench.report.figures import FigureKind, Page
+from attnbench.report.looks import Look
 
 MODEL = FigureKind(
     name="model",

@@ -14,6 +14,7 @@ from attnbench.analysis.scaling.results import Scaling
 from attnbench.report import exponents, figures, lines, models, roofline, tradeoff
 from attnbench.report.charts import with_rate_interval
 from attnbench.report.document import Picture
+from attnbench.report.looks import looks_of
 
 
 def draw_charts(
@@ -35,7 +36,7 @@ def draw_growth(scaling: Scaling, folder: Path) -> list[Picture]:
     """Draw every figure of growth that has data, into `folder`."""
     names = {fit.series.impl for fit in scaling.exponents}
     names |= {fit.impl for fit in scaling.exact} | {fit.impl for fit in scaling.models}
-    looks = figures.looks(names)
+    looks = looks_of(names)
     with mpl.rc_context(fname=figures.STYLE):
         return [
             *exponents.draw_forests(scaling.exponents, looks, folder),

@@ -15,7 +15,8 @@ from attnbench.analysis.history.series import Line, Series, Verdict
 from attnbench.base import units
 from attnbench.report import figures
 from attnbench.report.document import Finding, Picture, Sentence, Sign
-from attnbench.report.figures import INK, QUIET, Look
+from attnbench.report.figures import INK, QUIET
+from attnbench.report.looks import Look, looks_of
 
 SIZE = (4.2, 1.9)  # inches
 COLOURS: dict[Verdict, str] = {
@@ -30,7 +31,7 @@ Drawn = tuple[Line, Sign, str, Sentence]  # a line, its sign, its name, its step
 def draw_all(series: Series, drawn: Sequence[Drawn], folder: Path) -> list[Picture]:
     """A panel for each line; they are in the page alone, not in `folder`."""
     del folder
-    looks = figures.looks(line.name.split()[0] for line, *_ in drawn if line.kind == "cell")
+    looks = looks_of(line.name.split()[0] for line, *_ in drawn if line.kind == "cell")
     pictures = []
     with mpl.rc_context(fname=figures.STYLE):
         for line, sign, name, steps in drawn:

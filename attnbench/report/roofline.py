@@ -18,7 +18,8 @@ from attnbench.base import units
 from attnbench.report import axes, figures, lines
 from attnbench.report.charts import ROOFLINE, ChartPage, pages
 from attnbench.report.document import Picture
-from attnbench.report.figures import QUIET, Look
+from attnbench.report.figures import QUIET
+from attnbench.report.looks import Look, looks_of
 
 X = "arithmetic_intensity"
 SMALLEST, LARGEST = 3.2, 6.4  # markers, in points
@@ -55,7 +56,7 @@ def draw_all(cells: pd.DataFrame, folder: Path) -> list[Picture]:
     """
     needed = ["tflops", X, "peak_tflops_measured", "read_gbps_measured"]
     known = cells[cells[needed].notna().all(axis=1)]
-    draw_one = partial(draw, figures.looks(cells["impl"].unique()))
+    draw_one = partial(draw, looks_of(cells["impl"].unique()))
     found: list[Picture] = []
     for values, rows in slices(known, ["threads"]):
         name = f"roofline-{values['threads']}-threads" if found else "roofline"

@@ -18,8 +18,9 @@ from attnbench.gate.decide.outcome import Outcome
 from attnbench.report import figures
 from attnbench.report.document import Picture, Value
 from attnbench.report.documents import gate
-from attnbench.report.figures import QUIET, FigureKind, Look
+from attnbench.report.figures import QUIET, FigureKind
 from attnbench.report.labels import labels
+from attnbench.report.looks import Look, looks_of
 from attnbench.report.render import written
 
 MOST_ROWS, MOST_PAGES = 42, 4  # cells of a figure, and figures
@@ -53,7 +54,7 @@ class Strip:
 
 def cells(run: GateRun, outcome: Outcome) -> list[Strip]:
     """A row for each cell, the worst first."""
-    looks = figures.looks(cell.impl for cell in run.cells)
+    looks = looks_of(cell.impl for cell in run.cells)
     found = []
     for number, name, row in gate.ordered(run, outcome):
         change, wins = gate.changed(row), gate.wins(row)

@@ -17,7 +17,8 @@ from attnbench.base.parameters import base_name
 from attnbench.report import axes, figures
 from attnbench.report.charts import MOST_PAGES
 from attnbench.report.document import Picture
-from attnbench.report.figures import QUIET, FigureKind, Look
+from attnbench.report.figures import QUIET, FigureKind
+from attnbench.report.looks import Look, looks_of
 
 TRADEOFF = FigureKind(
     name="tradeoff",
@@ -40,7 +41,7 @@ def draw_all(cells: pd.DataFrame, folder: Path) -> list[Picture]:
     largest.
     """
     timed = cells[cells["time_us"].notna()]
-    looks = figures.looks({base_name(name) for name in cells["impl"].unique()})
+    looks = looks_of({base_name(name) for name in cells["impl"].unique()})
     plots: list[Picture] = []
     names = [name for name in varying(timed) if name not in ("seq_len", "kv_len")]
     for _, rows in slices(timed, names):

@@ -77,7 +77,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
     ) -> Self:
         """Make the folder `output`/`name`; the name is a time stamp unless given.
 
-        `say` is told on leaving of a journal that is left without its file.
+        `say` shows, in the end, how to finish a journal that has not become its file.
 
         Raises:
             StoreError: the name is taken or not a plain folder name, or nothing can be written.

@@ -174,7 +174,7 @@ def load_run(path: Path) -> Run:
             except StoreError as err:
                 raise StoreError(
                     f"{file}, line {number}: {err}; restore it, or delete the line and measure its"
-                    f" cell anew: attnbench sweep --resume {shlex.quote(str(path))}"
+                    f" cell again: attnbench sweep --resume {shlex.quote(str(path))}"
                 ) from err
             key = record.cell.key, record.process
             latest.pop(key, None)

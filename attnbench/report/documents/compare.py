@@ -58,7 +58,7 @@ def document(found: Sequence[Comparison], *, fail_slower: bool = False) -> Docum
     sections = [list(_sections(one)) for one in found]
     if len(found) > 1:
         sections = [[
-            Section(f"{one.after.name}: {words}", [*_sources(one), *parts])
+            Section(f"{one.after.name}: {words}", [Text(_sources(one)), *parts])
             for one, (_, words), parts in zip(found, ends, sections, strict=True)
         ]]  # fmt: skip
     return Document(
@@ -68,7 +68,7 @@ def document(found: Sequence[Comparison], *, fail_slower: bool = False) -> Docum
             sign=min((sign for sign, _ in ends), key=order.index),
             verdict="; ".join(words for _, words in ends), subject="the comparison",
         ),
-        about=[line for part in _sources(found[0]) for line in part.lines] * (len(found) == 1),
+        about=_sources(found[0]) if len(found) == 1 else (),
         sections=sections[0],
         commands=[command for one in found for command in _commands(one)],
     )  # fmt: skip
@@ -85,8 +85,8 @@ def _conclusion(found: Comparison) -> tuple[Sign, str]:
     return "none", f"measured on different machines: {count or 'no'} {what}"
 
 
-def _sources(found: Comparison) -> Iterator[Text]:
-    yield Text([f"before: {_title(found.before)}", f"after: {_title(found.after)}"])
+def _sources(found: Comparison) -> list[str]:
+    return [f"before: {_title(found.before)}", f"after: {_title(found.after)}"]
 
 
 def _title(source: Source) -> str:

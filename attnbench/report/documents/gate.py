@@ -73,12 +73,14 @@ def document(run: GateRun, outcome: Outcome, file: Path | None = None) -> Docume
         commands.insert(0, ("replay", f"attnbench gate --replay {shlex.quote(str(file))}"))
     return Document(
         kind="gate", conclusion=_conclusion(outcome), exit_code=outcome.exit_code,
-        about=[*versions, sentence("{count}, {common}: {counts}", count=count, common=common,
-               counts=counts) if common else f"{count}: {counts}", *_measured(run)],
+        about=[
+            *(f"{name}: {words}" for name, words in versions.items()), *_alike(run),
+            sentence("{count}, {common}: {counts}", count=count, common=common, counts=counts)
+            if common else f"{count}: {counts}", *_measured(run),
+        ],
         created=run.created, spent_s=_total_s(run), commands=commands,
         facts={
-            **{of.name: Value(versions[i].partition(": ")[2])
-               for i, of in enumerate((run.base, run.candidate))},
+            **{name: Value(words) for name, words in versions.items()},
             **{name: Value(getattr(run.rules, name), "share")
                for name in ("threshold", "margin", "alpha")},
             "rounds": Value(_rounds(run)), "environment": Value(_machine(run)),
@@ -179,13 +181,20 @@ def _controls(run: GateRun, outcome: Outcome) -> Iterator[Finding]:
     yield Finding(sign=sign, verdict=verdict, subject=name, reason=reason, test=(SUITE, name))
 
 
-def _versions(run: GateRun) -> list[str]:
-    """What was held against what: `base: main (3f2a91c0d1)`; and if that is the same code."""
-    found = [_version(run.base, run.candidate), _version(run.candidate, run.base)]
+def _versions(run: GateRun) -> dict[str, str]:
+    """What was held against what, by name: base is `main (3f2a91c0d1)`."""
+    return {
+        run.base.name: _version(run.base, run.candidate),
+        run.candidate.name: _version(run.candidate, run.base),
+    }
+
+
+def _alike(run: GateRun) -> Iterator[str]:
+    """How their environments differ, or that the code is the same."""
     if run.base.environment and run.candidate.environment:
-        return [*found, _environments(run)]
-    alike = ["every file that was loaded holds the same code in both versions"]
-    return found + alike * bool(run.options.get("loaded_alike"))
+        yield _environments(run)
+    elif run.options.get("loaded_alike"):
+        yield "every file that was loaded holds the same code in both versions"
 
 
 def _environments(run: GateRun) -> str:
@@ -213,7 +222,7 @@ def _installed(known: Mapping[str, Any], version: Version) -> dict[str, Any]:
 
 def _version(of: Version, other: Version) -> str:
     if of.environment is not None and of.ref is None and other.ref is None:
-        return f"{of.name}: {of.environment.label}"  # the code is the same
+        return of.environment.label  # the code is the same
     commit = (of.commit or "")[:10]
     if of.ref is not None:
         named = commit.startswith(of.ref[:10])
@@ -221,7 +230,7 @@ def _version(of: Version, other: Version) -> str:
     else:
         words = f"the working tree at {commit}" if commit else f"the files in {of.root}"
     where = f"{of.environment.label}; " if of.environment else ""
-    return f"{of.name}: {where}{words}{', with uncommitted changes' if of.dirty else ''}"
+    return f"{where}{words}{', with uncommitted changes' if of.dirty else ''}"
 
 
 def _promise(rules: Rules) -> Sentence:

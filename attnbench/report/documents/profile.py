@@ -223,27 +223,13 @@ def _difference(found: Difference) -> Iterator[Part]:
         times = (Value(time_us if known else None, "us") for time_us, known in there)
         what = "" if of.what in TOGETHER else of.what
         size = "" if of.what == "outside" else Value(of.bytes, "delta_bytes")
-        return (
-            of.name,
-            brief(of.name),
-            *times,
-            Value(of.delta_us, "delta_us"),
-            calls(of),
-            what,
-            size,
-        )
+        change = Value(of.delta_us, "delta_us")
+        return of.name, brief(of.name), *times, change, calls(of), what, size
 
     yield Text(list(_summary(found)))
     ends = (Value(of.time.median_us, "us") for of in (found.a, found.b))
-    total: tuple[Cell, ...] = (
-        "a call",
-        "a call",
-        *ends,
-        Value(found.delta_us, "delta_us"),
-        "",
-        "",
-        "",
-    )
+    change = Value(found.delta_us, "delta_us")
+    total: tuple[Cell, ...] = ("a call", "a call", *ends, change, "", "", "")
     rows = [row(of) for of in entries(found, MOST_CHANGES, LEAST)]
     spare = ("bytes", "what")
     yield Table(columns=columns, rows=[*rows, total], spare=spare, cut="op", sums=True)

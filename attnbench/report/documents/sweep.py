@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 import pandas as pd
@@ -73,7 +74,7 @@ def _time(row: Row) -> Value:
     """The time, behind a mark where it cannot be right (!) or has no bound for its error (?)."""
     sure = units.is_unknown(row["suspect"]), units.is_unknown(row["unsteady"])
     of = "" if all(sure) else "?" if sure[0] else "!"
-    return _value(row, "time_us", "us", of=of)
+    return replace(_value(row, "time_us", "us"), of=of)
 
 
 def _speed(row: Row) -> Value:
@@ -84,16 +85,14 @@ def _speed(row: Row) -> Value:
     if found.low is not None and found.high is not None and found.low <= 1 <= found.high:
         level = tie(found.low, found.high)[0]
     mark = "*" * (odd and found.number is not None) + " level" * level
-    return _value(row, "speedup", "ratio", mark=mark)
+    return replace(found, mark=mark)
 
 
-def _value(
-    row: Row, name: str, unit: Unit, *, ends: bool = True, of: str = "", mark: str = ""
-) -> Value:
+def _value(row: Row, name: str, unit: Unit) -> Value:
     """A column of the records table with its interval, where it has one."""
     known: Any = (row.get(each) for each in (name, f"{name}_low", f"{name}_high"))
     number, low, high = (None if units.is_unknown(x) else float(x) for x in known)
-    return Value(number, unit, *((low, high) if ends else (None, None)), of, mark)
+    return Value(number, unit, low, high)
 
 
 def _mask(row: Row) -> Cell:
@@ -113,7 +112,8 @@ SUMMARY: dict[str, tuple[str, tuple[str, ...], Callable[[Row], Cell]]] = {
     "impl": ("impl", ("impl",), lambda row: Value(row["impl"], "impl")),
     "time": ("time", ("time_us", "unsteady", "suspect"), _time),
     "speed": ("speed vs {baseline}", ("speedup", "speedup_reason"), _speed),
-    "behind": ("vs fastest", ("behind",), lambda row: _value(row, "behind", "ratio", ends=False)),
+    "behind": ("vs fastest", ("behind",),
+               lambda row: Value(_value(row, "behind", "ratio").number, "ratio")),
     "rate": ("useful rate", ("tflops",), lambda row: _value(row, "tflops", "tflops")),
     "workspace": ("workspace", ("memory_workspace_bytes",),
                   lambda row: _value(row, "memory_workspace_bytes", "bytes")),
@@ -166,7 +166,7 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> D
             verdict="unfinished" if run.unfinished else failed_sentence(frame).rstrip("."),
         ),
         about=[
-            *(text for text in highlights(run, frame, costs) if text != failed_sentence(frame)),
+            *highlights(run, frame, costs),
             " · ".join(_head(run, frame)),
         ],
         sections=[section for section in sections if section.parts],

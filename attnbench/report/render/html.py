@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from attnbench.report.document import (
     Document,
@@ -22,10 +22,8 @@ from attnbench.report.document import (
     Text,
     Value,
 )
-from attnbench.report.looks import looks
+from attnbench.report.looks import looks_of
 from attnbench.report.render import written
-
-TEMPLATES = Path(__file__).parent  # document.html.jinja, and page.css which it includes
 
 
 def render(document: Document, folder: Path | None = None, failed: list[str] | None = None) -> str:
@@ -33,30 +31,25 @@ def render(document: Document, folder: Path | None = None, failed: list[str] | N
 
     One that cannot be drawn is a note on the page, and in `failed`: it hides no verdict.
     """
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
-        return template("document.html.jinja").render(
+        return environment.get_template("document.html.jinja").render(
             document=document, written=written, kind=_kind, colours=_colours(document.sections),
             drawn=lambda figure: _drawn(figure, folder or Path(scratch), failed),
         )  # fmt: skip
 
 
-def data_uri(svg: bytes) -> str:
+def _data_uri(svg: bytes) -> str:
     """An SVG inside a page, which isolates it from the page's ids and styles."""
     return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode('ascii')}"
 
 
-def template(name: str, folder: Path = TEMPLATES) -> Template:
-    """A template of a page; what it is given is escaped, and must all be there."""
-    environment = Environment(
-        loader=FileSystemLoader([folder, TEMPLATES]), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    return environment.get_template(name)
-
-
 def _colours(parts: Sequence[Part]) -> dict[str, str]:
     """The colour of each implementation that a table names, as in the figures."""
-    return {name: look.colour for name, look in looks(_impls(parts)).items()}
+    return {name: look.colour for name, look in looks_of(_impls(parts)).items()}
 
 
 def _impls(parts: Sequence[Part]) -> Iterator[str]:
@@ -73,7 +66,7 @@ def _drawn(figure: Figure, folder: Path, failed: list[str] | None) -> dict[str, 
     try:
         draw = getattr(import_module(f"attnbench.report.{module}"), name)
         groups = [
-            {"title": title, "pictures": [(data_uri(of.svg), of) for of in own]}
+            {"title": title, "pictures": [(_data_uri(of.svg), of) for of in own]}
             for title, own in groupby(draw(*figure.of, folder), key=lambda picture: picture.title)
         ]
     except Exception as err:

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnbench.report.document import (
-    SCHEMA,
-    VERSION,
     Document,
     Figure,
     Finding,
@@ -20,11 +18,14 @@ from attnbench.report.document import (
     Value,
 )
 from attnbench.report.render import written
+from attnbench.version import __version__
+
+SCHEMA = 1  # raised where a field changes its meaning or goes
 
 
 def render(document: Document) -> str:
-    """The text, in ASCII. `schema` is raised where a field changes its meaning."""
-    head = {"kind": f"attnbench {document.kind}", "schema": SCHEMA, "attnbench": VERSION}
+    """The text, in ASCII."""
+    head = {"kind": f"attnbench {document.kind}", "schema": SCHEMA, "attnbench": __version__}
     found = head | {
         "exit_code": int(document.exit_code), "created": document.created or None,
         "spent_s": document.spent_s, "about": plain(document.about),
@@ -38,13 +39,13 @@ def render(document: Document) -> str:
 def plain(of: Any) -> Any:
     """A part as JSON has it: texts without units are texts, numbers are objects."""
     match of:
-        case Value(number=number, unit="text", of="") if not isinstance(number, float):
+        case Value(number=number, unit="text" | "impl", of="") if not isinstance(number, float):
             return number
         case Value():
             unit = {"change": "ratio"}.get(of.unit, of.unit.removeprefix("delta_"))
             known = {"value": of.number, "unit": unit, "low": of.low, "high": of.high}
-            known |= {"of": of.of} if of.of else {}
-            return {k: _finite(v) for k, v in known.items() if k in ("value", "unit", "of") or v}
+            known |= {"of": of.of or None, "mark": of.mark.strip() or None}
+            return {k: _finite(v) for k, v in known.items() if k == "value" or v is not None}
         case Sentence():
             return {"text": written.words(of), "figures": plain(of.figures)}
         case Finding():
@@ -54,7 +55,7 @@ def plain(of: Any) -> Any:
             rows = ({k: plain(v) for k, v in zip(of.columns, row, strict=True)} for row in of.rows)
             return {"table": list(rows)}
         case Text():
-            return {"commands" if of.copy else "text": plain(of.lines)}
+            return {"text": plain(of.lines)}
         case Figure():
             return {"figure": of.title}
         case Section():

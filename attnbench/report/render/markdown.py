@@ -47,11 +47,10 @@ def _parts(parts: Sequence[Part], level: int) -> Iterator[str]:
             )
         case Table() as of if of.rows:
             found = written.grid(of)
-            yield table(found.header, found.rows[: of.most], numbers=found.numbers)
-            if (more := len(found.rows) - of.most) > 0:
+            rows = [[text for text, _ in row] for row in written.rows(found)[: of.most]]
+            yield table([c.head for c in found], rows, numbers=[c.number for c in found])
+            if (more := len(of.rows) - of.most) > 0:
                 yield f"… and {counted(more, 'more row')} on the page"
-        case Text(lines=lines, copy=True):
-            yield "\n".join(f"    {written.clean(str(line), whole=True)}" for line in lines)
         case Text(lines=lines, quiet=True):
             yield "\n\n".join(escape(written.words(line)) for line in lines)
         case Text(lines=lines):

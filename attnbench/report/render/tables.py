@@ -1,11 +1,10 @@
-"""Tables and values as texts for the terminal; Markdown tables: `base.units.table`."""
+"""Tables as texts for the terminal; Markdown tables: `base.units.table`."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
 
 from rich import box
 from rich.console import Console, RenderableType
@@ -105,20 +104,3 @@ def _without_middle(text: Text, width: int) -> Text:
         return text
     tail = (width - 1) // 2
     return Text.assemble(text[: width - 1 - tail], "…", text[len(text) - tail :])
-
-
-def value_texts(known: Mapping[str, Any]) -> dict[str, str]:
-    """Write what run.json knows for people; ceilings have a table of their own."""
-    return {name: value_text(name, x) for name, x in known.items() if name != "ceilings"}
-
-
-def value_text(name: str, value: Any) -> str:
-    """Write a value of run.json for people; bytes where the name says so."""
-    if isinstance(value, dict):
-        # The one table in an environment is that of the caches, whose values are bytes.
-        return ", ".join(f"{key} {value_text('_bytes', part)}" for key, part in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(value_text("", part) for part in value)
-    if value is None:
-        return units.UNKNOWN
-    return units.size(value) if name.endswith("_bytes") and type(value) is int else str(value)

@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text as Shown
 
 from attnbench.base import units
-from attnbench.report.document import Document, Figure, Finding, Part, Section, Table, Text, Value
+from attnbench.report.document import Document, Figure, Finding, Part, Section, Table, Text
 from attnbench.report.render import tables, written
 from attnbench.report.render.written import LOOKS
 
@@ -56,19 +56,16 @@ def _parts(parts: Sequence[Part], to: Console) -> Iterator[RenderableType]:
                 yield line
         case Table() as table:
             yield from _table(table, to)
-        case Text(lines=lines, copy=copy, quiet=quiet):
+        case Text(lines=lines, quiet=quiet):
+            bullet = "- " * (len(lines) > 1 and not quiet)
             for words in lines:
-                if copy:
-                    yield Shown(written.clean(str(words), whole=True), no_wrap=True)
-                else:
-                    bullet = "- " * (len(lines) > 1 and not quiet)
-                    yield _line(bullet + written.words(words), to, "dim" if quiet else "")
+                yield _line(bullet + written.words(words), to, "dim" if quiet else "")
         case Section() as inner:
             yield from _sections([inner], to, "")
         case Mapping() as facts:
             for name, text in written.facts(facts).items():
                 yield _line(f"{name}: {text}", to)
-        case Figure() | Value():
+        case Figure():
             pass
 
 
@@ -77,14 +74,16 @@ def _table(table: Table, to: Console) -> Iterator[RenderableType]:
         return
     found = written.grid(table)
     rows = [
-        [Shown(text, LOOKS[sign].style) if sign else text for text, sign in zip(*row, strict=True)]
-        for row in zip(found.rows, found.signs, strict=True)
+        [Shown(text, LOOKS[sign].style) if sign else text for text, sign in row]
+        for row in written.rows(found)
     ]
-    right = [head for head, number in zip(found.header, found.numbers, strict=True) if number]
-    whole = [head for head, sign in zip(found.header, found.signs[0], strict=True) if sign]
+    right = [column.head for column in found if column.number]
+    whole = [column.head for column in found if column.cells[0][1]]
     spare = [table.columns[name] for name in table.spare]
     cut = table.columns.get(table.cut, "")
-    yield tables.grid(found.header, rows[: table.most], right, whole, spare, to, cut)
+    yield tables.grid(
+        [column.head for column in found], rows[: table.most], right, whole, spare, to, cut
+    )
     if (more := len(rows) - table.most) > 0:
         yield Shown(f"… and {units.counted(more, 'more row')} on the page")
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from attnbench.base import units
 from attnbench.report.document import Cell, Finding, Part, Section, Sign, Table, Unit, Value, Words
 
 _NAMED = 8  # subjects of which the same is said
-
-
 INTERVAL = "95 % interval"
 
 
@@ -31,7 +28,7 @@ LOOKS: dict[Sign, Look] = {
     "open": Look("?", "yellow", "inconclusive"),
     "none": Look("–", "dim", "inconclusive"),
 }
-# Numbers in words (counts of a sentence) and text are as they are.
+# Units that are not here are written as `str` has them.
 _WRITE: dict[Unit, Callable[[Any], str]] = {
     "number": "{:.3g}".format, "count": units.count, "us": units.time, "s": units.seconds,
     "bytes": units.size, "ratio": units.ratio, "change": units.change, "share": units.brief_percent,
@@ -100,49 +97,44 @@ def conclusion(of: Finding) -> str:
     return f"{verdict(of)}: {words(of.reason)}" if of.reason else verdict(of)
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A table as texts: of the cells with intervals two columns are made."""
-
-    header: list[str]
-    rows: list[list[str]]
-    numbers: list[bool]  # by column
-    impls: list[bool]  # by column: whether it names implementations
-    signs: list[list[Sign | None]]  # by row and column
+Shown = tuple[str, Sign | None]  # a cell: its text, and the sign of a verdict
 
 
-def grid(table: Table) -> Grid:
-    """The columns that people see."""
-    shown = [i for i, head in enumerate(table.columns.values()) if head]
-    heads, cells = list(table.columns.values()), [list(row) for row in table.rows]
-    header: list[str] = []
-    numbers: list[bool] = []
-    impls: list[bool] = []
-    columns: list[list[tuple[str, Sign | None]]] = []
-    for i in shown:
-        column = [row[i] for row in cells]
-        header.append(clean(heads[i]))
-        units_of = {of.unit for of in column if isinstance(of, Value)}
-        numbers.append(bool(units_of - {"text", "impl"}))
-        impls.append("impl" in units_of)
-        columns.append(
-            [(verdict(c), c.sign) if isinstance(c, Finding) else (value(c), None) for c in column]
-        )
-        if any(isinstance(of, Value) and of.low is not None for of in column):
-            header.append(table.intervals.get(list(table.columns)[i], INTERVAL))
-            numbers.append(True)
-            impls.append(False)
-            columns.append([(interval(of), None) for of in column])
-    if table.grouped and columns:
-        firsts = [text for text, _ in columns[0]]
-        columns[0] = [
-            ("" if i and text == firsts[i - 1] else text, None) for i, text in enumerate(firsts)
+class Column(NamedTuple):
+    """A column of a table as people see it; `impl`: its cells name implementations."""
+
+    head: str
+    cells: list[Shown]
+    number: bool = False
+    impl: bool = False
+
+
+def grid(table: Table) -> list[Column]:
+    """The columns with headers; where cells have intervals, these are a column of their own."""
+    found: list[Column] = []
+    for i, (name, head) in enumerate(table.columns.items()):
+        if not head:
+            continue
+        cells = [row[i] for row in table.rows]
+        kinds = {of.unit for of in cells if isinstance(of, Value)}
+        texts: list[Shown] = [
+            (verdict(c), c.sign) if isinstance(c, Finding) else (value(c), None) for c in cells
         ]
-    rows = [list(row) for row in zip(*columns, strict=True)]
-    return Grid(
-        header, [[text for text, _ in row] for row in rows], numbers, impls,
-        [[sign for _, sign in row] for row in rows],
-    )  # fmt: skip
+        if table.grouped and not found:
+            firsts = [text for text, _ in texts]
+            texts = [
+                ("" if j and text == firsts[j - 1] else text, None) for j, text in enumerate(firsts)
+            ]
+        found.append(Column(clean(head), texts, bool(kinds - {"text", "impl"}), "impl" in kinds))
+        if any(isinstance(of, Value) and of.low is not None for of in cells):
+            ends: list[Shown] = [(interval(of), None) for of in cells]
+            found.append(Column(table.intervals.get(name, INTERVAL), ends, number=True))
+    return found
+
+
+def rows(columns: Sequence[Column]) -> list[tuple[Shown, ...]]:
+    """The same cells by row."""
+    return list(zip(*(column.cells for column in columns), strict=True))
 
 
 class Reason(NamedTuple):
