@@ -1,11 +1,13 @@
 """attnbench: benchmark and profile attention implementations.
 
 `attnbench.get(name)` calls an implementation on tensors, `attnbench.load(run)` gives a run as a
-DataFrame, `attnbench.sweep(...)` makes one. Each loads what it needs when it is called.
+DataFrame, `attnbench.sweep(...)` makes one, `attnbench.report(run)` says what it shows. Each loads
+what it needs when it is called.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +18,13 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-__all__ = ["__version__", "get", "load", "sweep"]
+__all__ = ["__version__", "get", "load", "report", "sweep"]
 _NO_SETTINGS = ("files", "replace", "root", "other_root", "python", "lent")  # those of the gate
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
+        if name == "report":  # a package that can be called
+            return import_module("attnbench.report")
         from attnbench.base.registry import lacking  # not of every pytest that has our plugin
 
         return lacking("attnbench", __all__, "it has")(name)

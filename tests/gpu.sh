@@ -35,7 +35,8 @@ check() {
   families=$(attnbench list --json | "$PYTHON" -c '
 import itertools, json, sys
 by = lambda x: x["family"]
-for _, some in itertools.groupby(sorted(json.load(sys.stdin)["implementations"], key=by), by):
+rows = [x for s in json.load(sys.stdin)["sections"] for p in s["parts"] for x in p.get("table", ())]
+for _, some in itertools.groupby(sorted((x for x in rows if "family" in x), key=by), by):
     print(*(x["name"] for x in some), sep=",")')
   [ -n "$families" ] || also 1
   for dtype in bfloat16 float16 float32; do
@@ -55,7 +56,7 @@ case $part in
   gpu-doctor)
     attnbench doctor --device cuda --json > "$OUT/doctor.json"
     also $?
-    grep '"verdict"' "$OUT/doctor.json" >&2 || rm "$OUT/doctor.json" # cut off, it is not JSON
+    grep -m1 '"verdict"' "$OUT/doctor.json" >&2 || rm "$OUT/doctor.json" # cut off, it is not JSON
     ;;
   gpu-test) # without a GPU they would all be skipped
     attnbench list --device cuda > /dev/null &&

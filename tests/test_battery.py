@@ -11,8 +11,9 @@ from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.helpers import reason_against_compiling
 from attnbench.api.loader import load_built_in
 from attnbench.base.parameters import base_name
-from attnbench.planning.battery import Item, battery, by_coverage
+from attnbench.planning.battery import battery, by_coverage
 from attnbench.schema.case import Case, Dtype
+from attnbench.schema.check import Item
 from attnbench.schema.position import POSITIONS
 from attnbench.theory.projections import PROJECTIONS
 from attnbench.worker.catalogue import reasons_against

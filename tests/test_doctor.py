@@ -14,6 +14,9 @@ from attnbench.execution import doctor
 from attnbench.execution.events import follow
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
+from attnbench.report.document import Document
+from attnbench.report.documents.doctor import document
+from attnbench.report.render import written
 from attnbench.schema import messages
 from tests.conftest import Cli, yielding
 
@@ -80,8 +83,8 @@ def found(diagnosis: Diagnosis) -> dict[str, str]:
     return {f.name: f.level for f in doctor.judge(diagnosis) if f.level != "ok"}
 
 
-def examined(diagnosis: Diagnosis) -> doctor.Examination:
-    return doctor.Examination(diagnosis=diagnosis, findings=doctor.judge(diagnosis))
+def examined(diagnosis: Diagnosis) -> Document:
+    return document(diagnosis, doctor.judge(diagnosis))
 
 
 UNFIT: dict[str, dict[str, Any]] = {
@@ -95,11 +98,12 @@ UNFIT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", UNFIT)
 def test_each_self_test_that_fails_makes_the_machine_unfit(name):
-    examination = examined(changed(**UNFIT[name]))
-    assert examination.failed == [name]
+    diagnosis = changed(**UNFIT[name])
+    examination = examined(diagnosis)
     assert examination.exit_code == 4
-    assert examination.verdict.startswith(f"not fit to measure: {name}")
-    assert all(f.remedy for f in examination.findings if f.level == "fail")
+    text = written.conclusion(examination.conclusion)
+    assert text.startswith(f"✗ not fit to measure: {name}, ")
+    assert all(f.remedy for f in doctor.judge(diagnosis) if f.level == "fail")
 
 
 NO_RATIO = dict.fromkeys(("ratio", "low", "high"))
@@ -183,13 +187,15 @@ AMISS: dict[str, tuple[dict[str, Any], str, str]] = {
 @pytest.mark.parametrize("name", AMISS)
 def test_what_is_amiss_warns_with_fact_number_and_remedy_and_never_fails(name):
     changes, fact, remedy = AMISS[name]
-    examination = examined(changed(**changes))
-    (finding,) = [f for f in examination.findings if f.level != "ok"]
+    diagnosis = changed(**changes)
+    (finding,) = [f for f in doctor.judge(diagnosis) if f.level != "ok"]
     assert (finding.name, finding.level) == (name, "warning")
     assert fact in finding.fact
     assert remedy in str(finding.remedy)
     assert "\n" not in f"{finding.fact}{finding.remedy}"
-    assert (examination.exit_code, examination.verdict) == (0, "fit to measure (1 warning)")
+    examination = examined(diagnosis)
+    assert examination.exit_code == 0
+    assert written.conclusion(examination.conclusion) == "✓ fit to measure: 1 warning"
 
 
 @pytest.fixture
@@ -219,15 +225,15 @@ def test_a_gpu_is_shown_with_what_works_on_it_on_one_page_of_80_columns(
     page = cli("doctor").stdout
     words = [" ".join(line.split()) for line in page.splitlines()]
     for line in (
-        "processors compute capability 9.0, 132 SMs, L2 50.0 MiB",
-        "software driver 570.86.10, CUDA 12.8, cuDNN 91002",
-        "memory 70.0 GiB of 80.0 GiB free",
-        "✗ NVML NVML: no energy_mj (Not Supported)",
-        "✗ energy counter none",
-        "✓ sdpa-flash bfloat16, float16",
-        "✗ sdpa-flash float32: flash: Expected query, key and value to",
-        "✗ Triton and a C compiler there is no cc",
-        "✓ CUDA graphs",
+        "compute capability: 9.0",
+        "L2 cache: 50.0 MiB",
+        "free memory: 70.0 GiB",
+        "✗ no NVML NVML: no energy_mj (Not Supported)",
+        "✗ no energy counter none",
+        "✓ yes sdpa-flash bfloat16, float16",
+        "✗ no sdpa-flash float32: flash: Expected query, key and value",
+        "✗ no Triton and a C compiler there is no cc",
+        "✓ yes CUDA graphs",
     ):
         assert line in words, page
     assert max(map(len, page.splitlines())) <= 80
@@ -239,9 +245,12 @@ def test_json_is_one_object_with_facts_tests_findings_and_the_verdict(cli: Cli, 
     result = cli("doctor", "--json", "--device", "cpu", "--threads", 2)
     assert (result.exit_code, result.stderr) == (0, "")
     told = json.loads(result.stdout)
-    assert {"facts", "tests", "findings", "verdict", "meanwhile", "gpu"} <= set(told)
-    assert (told["fit"], told["exit_code"]) == (True, 0)
-    assert [f["name"] for f in told["findings"] if f["level"] == "warning"] == ["load"]
+    assert (told["conclusion"]["verdict"], told["exit_code"]) == ("fit to measure", 0)
+    tests, advice, facts = (section["parts"] for section in told["sections"])
+    assert "clock resolution" in [row["test"] for row in tests[0]["table"]]
+    assert [(found["subject"], found["verdict"]) for found in advice] == [("load", "warning")]
+    assert facts[0]["load_1m"] == "9.0"
+    assert facts[1]["clock, seen_us"]["value"] == FIT["tests"]["clock"]["seen_us"]
 
 
 def test_the_runner_passes_on_what_is_tested_and_returns_the_diagnosis(monkeypatch):

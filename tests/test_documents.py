@@ -7,18 +7,39 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from msgspec.structs import replace as replace_
 
 from attnbench.analysis import compare as analysis
+from attnbench.analysis.claims.statement import read
 from attnbench.analysis.history import series
 from attnbench.analysis.profiles import difference
+from attnbench.analysis.scaling.results import Scaling
 from attnbench.errors import StoreError, UsageError
+from attnbench.execution.doctor import judge
+from attnbench.execution.failures import failures
 from attnbench.gate.decide.data import Checked
 from attnbench.gate.decide.verdict import decide
+from attnbench.planning.battery import battery
+from attnbench.planning.lookup import PARTS
 from attnbench.report import files
-from attnbench.report.documents import compare, gate, history
+from attnbench.report.documents import catalogue as list_
+from attnbench.report.documents import (
+    check,
+    claims,
+    compare,
+    doctor,
+    gate,
+    history,
+    sweep,
+    verify,
+)
 from attnbench.report.documents import profile as profiles
 from attnbench.report.render import FORMATS, rendered
-from tests import gate_runs
+from attnbench.schema.check import CheckResult
+from attnbench.schema.finding import Finding as Found
+from attnbench.schema.finding import LawFinding
+from attnbench.store.runs import load_run
+from tests import gate_runs, synthetic, test_doctor
 from tests.test_compare import benchmarks
 from tests.test_history import RULES, made, noise, stepped
 from tests.test_profiles import NAIVE, op, profile
@@ -68,12 +89,70 @@ def a_profile(name, folder):
     return profiles.document([(of, folder) for of in both], difference(*both))
 
 
+def a_run(name, folder):
+    cell = replace(synthetic.hostile_records()[0].cell, impl=name)
+    bad = synthetic.failed(cell.case, name, "error", name)
+    return sweep.document(load_run(synthetic.write_run(folder, "run", [bad])))
+
+
+def of_laws(name, folder):
+    of = LawFinding(subject=name, question=name, law=name, verdict="refuted", reason=name)
+    return verify.document(Scaling(problems=(of, of)), an_empty_run(folder), every=True)
+
+
+def of_claims(name, folder):
+    known = read().items()
+    found = Found(subject=name, question=name, law=name, verdict="refuted", reason=name)
+    claims_ = [
+        (replace_(claim, says=name, source=name, right=name, open=False), found)
+        for _, claim in known
+    ]
+    return claims.document(tuple(claims_), an_empty_run(folder))
+
+
+def of_checks(name, folder):
+    del folder
+    fault = {"code": "raised", "type": name, "file": name, "line": 1}
+    results = [
+        CheckResult(item=item, impl=name, status="error", reason=name, metrics={"fault": fault})
+        for item in battery("cpu", ("float32",))[:2]
+    ]
+    return check.document(results, failures(results))
+
+
+def a_diagnosis(name, folder):
+    del folder
+    works = [{"name": name, "dtype": name, "works": False, "reason": name}]
+    facts = {"facts.device": "cuda", "facts.device_name": name, "facts.cuda": name}
+    diagnosis = test_doctor.changed(**facts, gpu=test_doctor.GPU | {"works": works})
+    return doctor.document(diagnosis, judge(diagnosis))
+
+
+def a_catalogue(name, folder):
+    del folder
+    catalogue = replace_(PARTS, families={name: name}, masks={name: name})
+    return list_.document(catalogue, [(name, set(), ["attnbench sweep"])])
+
+
+def an_empty_run(folder):
+    return load_run(synthetic.write_run(folder, "run", []))
+
+
+MAKERS = [
+    a_gate, a_comparison, a_history, a_profile, a_run, of_laws, of_claims, of_checks, a_diagnosis,
+    a_catalogue,
+]  # fmt: skip
+WITHOUT_TESTS = [a_profile, a_run, a_catalogue]
+
+
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
-@pytest.mark.parametrize("make", [a_gate, a_comparison, a_history, a_profile])
+@pytest.mark.parametrize("make", MAKERS)
 def test_hostile_names_are_harmless_in_every_format(make, name, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     document = make(name, tmp_path)
-    found = {of: rendered(document, of) for of in FORMATS if (of, make) != ("junit", a_profile)}
+    found = {
+        of: rendered(document, of) for of in FORMATS if of != "junit" or make not in WITHOUT_TESTS
+    }
     for format_, text in found.items():
         assert not re.search(UNSEEN, text)
         assert text.encode(), format_

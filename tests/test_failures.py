@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from attnbench.cli.check import lines
-from attnbench.execution.checks import CheckResult
 from attnbench.execution.failures import failures, pattern
-from attnbench.planning.battery import Item, battery
+from attnbench.planning.battery import battery
+from attnbench.report.documents.check import headline, lines
 from attnbench.schema.case import Case
+from attnbench.schema.check import CheckResult, Item
 
 ITEMS = [
     item
@@ -89,9 +89,7 @@ def test_where_not_all_have_it_the_pattern_says_how_many():
     passed = [item for item in ITEMS if item not in failed and item is not other]
     assert pattern([*failed, other], passed) == (("causal",), (len(failed), 0))
     found = failures(results(lambda item: item in failed or item is other))
-    assert next(lines(found[0], 1)).endswith(
-        f"{len(failed) + 1} checks, {len(failed)} of them causal"
-    )
+    assert headline(found[0]).endswith(f"{len(failed) + 1} checks, {len(failed)} of them causal")
 
 
 def test_what_chance_would_do_as_well_is_no_pattern():
@@ -149,19 +147,18 @@ def test_a_kind_of_failure_reads_as_sentences():
         "keys": {"query": 17, "seen": [18, 18], "span": [0, 17]},
     }  # fmt: skip
     (kind,) = failures(results(masked, lambda item: fault))
-    what, why, case, where, key, touched = lines(kind, 1)
-    assert what == f"1. o is wrong: {len(kind.results)} checks, only causal"
+    why, case, where, key, touched = lines(kind)
+    assert headline(kind) == f"o is wrong: {len(kind.results)} checks, only causal"
     assert "off by one" in why
     assert "float32 causal" in case
     assert (
-        where
-        == "   batch 0, head 2, query 17, dim 5: expected 0.25, got -1.5; the error may be 1e-06"
+        where == "batch 0, head 2, query 17, dim 5: expected 0.25, got -1.5; the error may be 1e-06"
     )
-    assert key == "   query 17 sees key 18; it should see 0 … 17"
-    assert touched == "   wrong in all 4 heads, 63 of 64 queries (0 … 62)"
+    assert key == "query 17 sees key 18; it should see 0 … 17"
+    assert touched == "wrong in all 4 heads, 63 of 64 queries (0 … 62)"
     # Of what is wrong in the root mean square alone that is said.
-    said = "   in the root mean square it is off by 0.03, where 0.01 is allowed"
+    said = "in the root mean square it is off by 0.03, where 0.01 is allowed"
     for error in (5e-7, 1.75):
         fault |= {"error": error, "rms": 0.03, "rms_allowed": 0.01}
         (kind,) = failures(results(masked, lambda _, fault=fault: fault))
-        assert (said in list(lines(kind, 1))) == (error < 1e-6)
+        assert (said in list(lines(kind))) == (error < 1e-6)

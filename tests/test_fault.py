@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-import attnbench.cli
 from attnbench.api import IMPLEMENTATIONS, attention, dense_mask
+from attnbench.report import documents
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.worker import checking
 from attnbench.worker.checking import check_item
@@ -309,8 +309,7 @@ def test_every_explanation_has_its_sentence():
         codes |= {code for code, _ in variants(case, tensors, tensors, plain_attention)}
     for cache in ("paged:4", "int8"):
         codes |= {code for code, _ in reads(dataclasses.replace(DECODE, cache=cache))}
-    folder = Path(attnbench.cli.__file__).parent
-    told = tomllib.loads((folder / "faults.toml").read_text("utf-8"))
+    told = tomllib.loads(Path(documents.__path__[0], "check.toml").read_text("utf-8"))
     assert {code.partition(":")[0] for code in codes} <= told["explained"].keys()
 
 

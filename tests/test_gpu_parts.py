@@ -76,13 +76,13 @@ class Bench:
                 f'left=${{left:-$4}}; shift 4; exec {shutil.which("timeout")} -k 10 $left "$@"\n'
             )
             (first_on_path / "timeout").chmod(0o755)
-        implementations = [{"name": name, "family": family} for name, family in CATALOGUE]
+        rows = [{"name": name, "family": family} for name, family in CATALOGUE]
         ended = subprocess.run(
             ["make", target, *(f"{name}={value}" for name, value in variables.items())],
             cwd=ROOT,
             env=os.environ
             | {"MAKEFLAGS": "", "ASKED": str(self._asked), "AILING": ailing}
-            | {"CATALOGUE": json.dumps({"implementations": implementations})}
+            | {"CATALOGUE": json.dumps({"sections": [{"parts": [{"table": rows}]}]})}
             | ({"PATH": f"{first_on_path}:{os.environ['PATH']}"} if first_on_path else {}),
             capture_output=True,
             text=True,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pytest
 
 from attnbench.base.parameters import base_name
@@ -90,11 +90,12 @@ def test_what_the_table_says_of_an_entry_is_of_one_that_there_is(recorded_catalo
 def test_list_shows_what_makes_up_each_name_and_its_command(cli, tmp_path):
     shown = cli("list", "llama", "performer").stdout
     assert "attnbench sweep --workload attention --heads 32 --kv-heads 8" in shown
-    assert "  attnbench sweep --workload attention --impls sdpa,performer\n" in shown
+    assert "attnbench sweep --workload attention --impls sdpa,performer\n" in shown
     assert "rope  " in shown
     assert "bigbird" not in shown
     assert "caches" not in shown
-    found = msgspec.json.decode(cli("list", "Performer", "--json").stdout, type=Catalogue)
-    assert entries(found) == {"performer"}
+    found = json.loads(cli("list", "Performer", "--json").stdout)
+    ((family,),) = (section["parts"] for section in found["sections"])
+    assert [(row["name"], row["family"]) for row in family["table"]] == [("performer", "linear")]
     file = tmp_path / "my file.py"
     assert f"--impl {shlex.quote(str(file))}\n" in cli("list", "gru", "--impl", file).stdout

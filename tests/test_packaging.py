@@ -101,11 +101,13 @@ def test_the_installed_package_is_the_one_in_the_wheel(python, installed, tmp_pa
         assert Path(file).is_relative_to(installed)
 
 
-def listed(python: Python, cwd: Path) -> tuple[dict[str, Any], str]:
-    """The catalogue that `attnbench list` shows, and the warnings beside it."""
+def listed(python: Python, cwd: Path) -> tuple[list[dict[str, Any]], str]:
+    """The implementations that `attnbench list` shows, and the warnings beside it."""
     ended = python("-m", "attnbench", "list", "--json", cwd=cwd)
     assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout), ended.stderr
+    tables = [part for of in json.loads(ended.stdout)["sections"] for part in of["parts"]]
+    rows = [row for part in tables for row in part.get("table", ()) if "family" in row]
+    return rows, ended.stderr
 
 
 def test_every_implementation_is_found_also_beside_a_package_impls_of_the_users(
@@ -113,10 +115,10 @@ def test_every_implementation_is_found_also_beside_a_package_impls_of_the_users(
 ):
     (tmp_path / "impls").mkdir()
     (tmp_path / "impls" / "__init__.py").write_text("raise RuntimeError('not for attnbench')")
-    catalogue, _ = listed(python, tmp_path)
-    names = [row["name"] for row in catalogue["implementations"]]
-    assert names == [info.name for info in recorded_catalogue.implementations]
-    for row in catalogue["implementations"]:
+    rows, _ = listed(python, tmp_path)
+    names = {info.name for info in recorded_catalogue.implementations}
+    assert {row["name"] for row in rows} == names
+    for row in rows:
         assert row["file"].startswith("impls/")  # as in the repository, wherever it is installed
 
 
@@ -171,8 +173,8 @@ def plugins(installed: Path) -> Any:
 
 @pytest.mark.usefixtures("plugins")
 def test_an_installed_entry_point_is_found_and_a_broken_one_only_warns(python, tmp_path):
-    catalogue, warnings = listed(python, tmp_path)
-    assert "plugged" in [row["name"] for row in catalogue["implementations"]]
+    rows, warnings = listed(python, tmp_path)
+    assert "plugged" in [row["name"] for row in rows]
     assert [line.partition(" (")[0] for line in warnings.splitlines()] == [
         "Warning: entry point exits",
         "Warning: entry point gone",

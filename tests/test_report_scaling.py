@@ -7,7 +7,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from attnbench.analysis.scaling.results import Scaling, Uncertain
-from attnbench.report import growth, models
+from attnbench.report import models
+from attnbench.report.documents.verify import laws
 from attnbench.report.looks import looks_of
 from attnbench.report.pages import draw_growth
 from attnbench.schema.case import Case
@@ -39,12 +40,11 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Scaling, **in
 
 @pytest.mark.usefixtures("unwritten")
 def test_a_long_table_of_verdicts_says_what_it_leaves_out(tmp_path, monkeypatch):
-    monkeypatch.setattr("attnbench.report.documents.sweep.MOST_VERDICTS", 3)
+    monkeypatch.setattr("attnbench.report.documents.verify.MOST", 3)
     page = report(tmp_path, monkeypatch, fits.full())
-    assert "5 more verdicts are not shown here" in Page(page).text
-    markdown = (page.parent / "report.md").read_text()
-    assert "Of these, 4 are FLOPs and workspace that are as predicted" in markdown
-    assert "5 more verdicts are not shown here" in markdown
+    for text in (Page(page).text, (page.parent / "report.md").read_text()):
+        assert "5 series are not shown here" in text
+        assert "4 series of FLOPs and workspace are as predicted" in text
 
 
 LONG = "an-implementation-whose-name-goes-on-and-on-and-on-for-ever"
@@ -100,7 +100,7 @@ def test_odd_findings_are_drawn_without_a_complaint(
     assert len(plots) == len(unwritten) == count
     assert all(plot.alt for plot in plots)
     assert [str(w.message) for w in recwarn] == []
-    growth.verdicts(found)
+    assert list(laws(found))
 
 
 def test_shares_are_stacked_to_one_and_named_with_their_intervals(tmp_path, unwritten):

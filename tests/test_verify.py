@@ -89,20 +89,27 @@ def test_a_refuted_law_comes_first_and_ends_with_1(cli, answered):
     answered(_finding("holds"), _finding("refuted"), _finding("inconclusive"))
     result = cli("verify", "made")
     assert result.exit_code == ExitCode.FINDING, result.stderr
-    marks = [line[0] for line in result.stdout.splitlines() if "naive, forward" in line]
-    assert marks == ["✗", "✓", "?"]
+    marks = [line[0] for line in result.stdout.splitlines() if "naive, forward, time" in line]
+    assert marks == ["✗"]
+    assert "✗ 1 of 3 refuted" in result.stdout
+    every = cli("verify", "made", "--verbose").stdout.splitlines()
+    marks = [line[0] for line in every if line[2:].startswith("naive, forward, time")]
+    assert marks == ["✗", "✗", "✓", "?"]
 
 
 def test_json_holds_every_finding_with_its_figures(cli, answered):
     answered(_finding("inconclusive"))
     result = cli("verify", "made", "--json")
     assert result.exit_code == ExitCode.INCONCLUSIVE
-    assert json.loads(result.stdout) == [
-        {
-            "subject": "naive, forward", "question": "time in n", "law": "n^2 d",
-            "verdict": "inconclusive", "reason": "it inconclusive", "figures": {"exponent": 2.0},
-            "impl": "naive", "workload": "attention", "quantity": "time", "axis": "n",
-        }
+    ((*_, every),) = (section["parts"] for section in json.loads(result.stdout)["sections"])
+    ((row,), *_) = (part["table"] for part in every["parts"] if "table" in part)
+    assert row["verdict"].pop("figures") == {"exponent": {"value": 2.0, "unit": "number"}}
+    assert row["verdict"].pop("reason") == "it inconclusive"
+    assert row["verdict"] == {
+        "verdict": "inconclusive", "sign": "open", "subject": "naive, forward, time in n"
+    }  # fmt: skip
+    assert [row[name] for name in ("impl", "workload", "quantity", "axis", "law")] == [
+        "naive", "attention", "time", "n", "n² d"
     ]  # fmt: skip
 
 

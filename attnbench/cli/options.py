@@ -73,8 +73,8 @@ def found_run(text: str, output: Path, *, warn: bool = True) -> Run:
     return run
 
 
-def show(document: Document, options: Mapping[str, Any] = {}) -> None:
-    """Print a document in the format of the options.
+def show(document: Document, options: Mapping[str, Any] = {}) -> int:
+    """Print a document in the format of the options; return its exit code.
 
     Raises:
         UsageError: it is not to be had in that.
@@ -83,6 +83,7 @@ def show(document: Document, options: Mapping[str, Any] = {}) -> None:
 
     format_ = "json" if options.get("as_json") else options.get("format_", "text")
     click.echo(rendered(document, format_), nl=False)
+    return int(document.exit_code)
 
 
 def written(

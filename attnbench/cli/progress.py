@@ -29,10 +29,10 @@ from attnbench.base import units
 from attnbench.base.signals import EndedError
 from attnbench.cli.options import say, silence, wrapped
 from attnbench.execution import events
-from attnbench.execution.checks import CheckResult
 from attnbench.planning.forecast import within
 from attnbench.planning.plan import Plan, cell_s, jobs_of
 from attnbench.schema.case import Case
+from attnbench.schema.check import CheckResult
 from attnbench.schema.record import Cell, Record
 from attnbench.theory.traits import case_label
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,13 +15,11 @@ from attnbench.cli.options import (
     RUN,
     baseline_option,
     command_options,
-    device_option,
     found_run,
     impl_files,
     run_argument,
     say,
     show,
-    wrapped,
     written,
 )
 from attnbench.errors import StoreError, UsageError
@@ -31,50 +27,27 @@ from attnbench.errors import StoreError, UsageError
 
 @click.command("list")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@impl_files()
-@device_option
-@click.option("--json", "as_json", is_flag=True, help="The catalogue as JSON.")
-def list_(names: tuple[str, ...], files: tuple[str, ...], device: str, as_json: bool) -> None:
+@command_options("list", impl=impl_files())
+def list_(names: tuple[str, ...], files: tuple[str, ...], device: str, **options: Any) -> None:
     """Show the implementations, by family.
 
     And which of them cannot run here. With the declared law of time; below them the workloads,
     projections, caches, masks and position encodings. As JSON with parameters, the law of memory,
     devices, passes, dtypes, masks.
 
-    Of a NAME (longformer, gqa, "kv cache", llama …) what makes it up, and how to measure it.
+    With NAME (longformer, gqa, "kv cache", llama …): its parts, and a command that measures it.
     """
-    import msgspec
-
     from attnbench.execution.process import Settings
     from attnbench.execution.runner import LocalRunner
     from attnbench.planning.lookup import look_up
+    from attnbench.report.documents.catalogue import document
 
     with LocalRunner(Settings(device=device, files=files)) as runner:
         catalogue = runner.catalogue()
         for warning in runner.warnings:
             say(f"Warning: {warning}", err=True)
     answers, catalogue = look_up(names, catalogue) if names else ([], catalogue)
-    if as_json:
-        click.echo(json.dumps(msgspec.to_builtins(catalogue), indent=1))
-        return
-    for head, _, commands in answers:
-        say(head)
-        for command in commands:
-            click.echo(f"  {command}" + "".join(f" --impl {shlex.quote(file)}" for file in files))
-    for family, doc in catalogue.families.items():
-        click.secho("\n" * bool(answers) + wrapped(f"{family}: {doc}"), bold=True)
-        for row in catalogue.implementations:
-            if row.family == family:
-                say(f"  {row.name:16} {row.time or '–':8} {row.doc}", hang=28)
-        click.echo(nl=not answers)
-    for row in catalogue.implementations:
-        if row.unavailable:
-            say(f"{row.name} cannot run here: {row.unavailable}")
-    for kind in ("workloads", "projections", "caches", "masks", "positions"):
-        if rows := getattr(catalogue, kind):
-            click.echo(f"\n{kind}")
-        for name, doc in rows.items():
-            say(f"  {name:17} {doc}", hang=20)
+    show(document(catalogue, answers, files), options)
 
 
 @click.command()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import time
 from collections import Counter
 from pathlib import Path
@@ -19,19 +17,15 @@ from attnbench.cli.options import (
     given,
     impl_files,
     run_argument,
-    say,
+    show,
     threads_option,
 )
 from attnbench.errors import UsageError
-from attnbench.schema.finding import COSTS, SIGNS, VERDICTS, WORST_FIRST, exit_code
 
 if TYPE_CHECKING:
-    from attnbench.analysis.claims.judging import Judged
-    from attnbench.analysis.scaling.results import Scaling
     from attnbench.schema.record import Cell
     from attnbench.store.folder import RunFolder
 
-_COLOURS = {"holds": "green", "refuted": "red", "inconclusive": "yellow"}
 AT_ONCE = 8  # cells measured again before the verdicts are asked for again
 _SWEEP_ONLY = ("device", "impls", "files", "threads", "seed", "name")
 
@@ -65,6 +59,7 @@ def verify(**options: Any) -> None:
     the machine that made it, or after --sweep in what that left of the budget.
     """
     from attnbench.analysis.scaling import scaling
+    from attnbench.report.documents.verify import document
     from attnbench.store.folder import SWEEP, RunFolder
 
     until = time.monotonic() + options["budget_s"]
@@ -96,12 +91,9 @@ def verify(**options: Any) -> None:
     folder = RunFolder.find(text, options["output"], SWEEP)
     if options["until_decided"]:
         measure_until_decided(folder, until, quiet=options["quiet"])
-    found = scaling(found_run(str(folder.path), options["output"]))
-    if options["as_json"]:
-        click.echo(json.dumps([finding.to_json() for finding in found.findings], indent=1))
-    else:
-        _print_laws(found, folder.path, every=options["verbose"])
-    raise SystemExit(int(exit_code(found.findings, strict=options["strict"])))
+    run = found_run(str(folder.path), options["output"])
+    found = document(scaling(run), run, strict=options["strict"], every=options["verbose"])
+    raise SystemExit(show(found, options))
 
 
 def measure_until_decided(folder: RunFolder, until: float, *, quiet: bool) -> None:
@@ -146,32 +138,11 @@ def measure_until_decided(folder: RunFolder, until: float, *, quiet: bool) -> No
     )
 
 
-def _print_laws(found: Scaling, path: Path, *, every: bool) -> None:
-    """What is refuted, then time, then what needs no statistics, in short; how many of each."""
-    shown = found.findings if every else found.notable
-    for f in sorted(shown, key=lambda finding: WORST_FIRST.index(finding.verdict)):
-        say(f"{SIGNS[f.verdict]} {f.subject}: {f.question}, {f.law}", fg=_COLOURS[f.verdict])
-        say(f"    {f.reason}", hang=4)
-    if len(shown) < len(found.findings):
-        say(
-            f"{SIGNS['holds']} {len(found.findings) - len(shown)} series of FLOPs and workspace"
-            " hold as well: counted as predicted, and grown as declared (--verbose shows each)"
-        )
-    click.echo(f"run: {path}; plots and intervals: attnbench report {shlex.quote(str(path))}")
-    counts = Counter((f.quantity or "run", f.verdict) for f in found.findings)
-    of_each = {
-        name: "/".join(click.style(str(counts[name, v]), fg=_COLOURS[v]) for v in VERDICTS)
-        for name in dict.fromkeys((*COSTS, *(name for name, _ in counts)))
-    }
-    rows = ", ".join(f"{name} {numbers}" for name, numbers in of_each.items())
-    click.echo(f"{'/'.join(VERDICTS)}: {rows}")
-
-
 @click.command()
 @run_argument
 @command_options("claims")
 def claims(
-    run: str, output: Path, file: Path | None, only: tuple[str, ...] | None, as_json: bool
+    run: str, output: Path, file: Path | None, only: tuple[str, ...] | None, **options: Any
 ) -> None:
     """Hold claims, such as a paper's table, against a run.
 
@@ -198,48 +169,10 @@ def claims(
     Each claim holds, is refuted, or is inconclusive, with the reason. Exits 0 when every verdict
     that was reached is the expected one, 1 when one is not, 3 when none could be reached.
     """  # noqa: D301
-    from msgspec import to_builtins
-
-    from attnbench.analysis.claims.judging import agrees, judged
-    from attnbench.analysis.claims.judging import exit_code as code_of
+    from attnbench.analysis.claims.judging import judged
     from attnbench.analysis.claims.statement import NOTES, read
+    from attnbench.report.documents.claims import document
 
     stated = read(file or NOTES)
     loaded = found_run(run, output)
-    found = judged(stated, loaded, only)
-    code = int(code_of(found))
-    if as_json:
-        rows = [
-            to_builtins(c)
-            | {"expected": c.expected, "finding": f.to_json(), "agrees": agrees(c, f)}
-            for c, f in found
-        ]
-        click.echo(json.dumps({"run": loaded.run_id, "claims": rows}, indent=1))
-    else:
-        _print_claims(found)
-        click.echo(f"run: {loaded.path}")
-        verdicts = [finding.verdict for _, finding in found]
-        counts = ", ".join(f"{verdicts.count(name)} {name}" for name in VERDICTS)
-        against = ", ".join(claim.id for claim, finding in found if not agrees(claim, finding))
-        summary = f"not as expected: {against}" if against else "none against what is expected"
-        say(f"{counts}; {summary}", fg={0: "green", 1: "red", 3: "yellow"}[code])
-    raise SystemExit(code)
-
-
-def _print_claims(found: Judged) -> None:
-    """One row a claim; what is right where a statement is not."""
-    from attnbench.report.render.tables import table
-
-    header = ("", "claim", "what is claimed", "where", "measured", "verdict", "expected")
-    rows = [
-        [SIGNS[f.verdict], c.id, c.says, f"{c.source} · {c.place}", f.reason, f.verdict, c.expected]
-        for c, f in found
-    ]
-    shown = [[text or "either" for text in row] for row in rows]
-    click.echo(table(header, shown, spare=("where", "expected")), nl=False)
-    click.echo()
-    for claim, _ in found:
-        if claim.right or claim.note:
-            read_as = f" (read as: {claim.reading})" if claim.reading else ""
-            what = "right is" if claim.right else "note"
-            say(f"{claim.id}, {what}: {claim.right or claim.note}{read_as}")
+    raise SystemExit(show(document(judged(stated, loaded, only), loaded), options))

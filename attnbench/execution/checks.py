@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from attnbench.base.parameters import base_name
@@ -12,47 +11,11 @@ from attnbench.execution.events import Events, Total, Working
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.execution.supervision import Death
-from attnbench.planning.battery import Item, battery, by_coverage, small
+from attnbench.planning.battery import battery, by_coverage, small
 from attnbench.planning.plan import chosen, named
+from attnbench.schema.check import CheckResult
 from attnbench.schema.messages import CheckItem, ItemChecked
 from attnbench.schema.record import Cell
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckResult:
-    """One implementation in one item: `ok`, `unsupported`, `left` out, or how it failed."""
-
-    item: Item
-    impl: str
-    status: str
-    reason: str | None
-    metrics: dict[str, Any]
-
-    @property
-    def failed(self) -> bool:
-        """True for everything but a right result and an honest refusal."""
-        return self.status not in ("ok", "unsupported", "left")
-
-    @property
-    def fault(self) -> dict[str, Any]:
-        """What `worker.fault` says of a wrong result; empty where it says nothing."""
-        return self.metrics.get("fault") or {}
-
-    @property
-    def code(self) -> str:
-        """The code of its fault, or else its status."""
-        return str(self.fault.get("code", self.status))
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return {
-            "item": self.item.name,
-            "case": self.item.case.to_json(),
-            "impl": self.impl,
-            "status": self.status,
-            "reason": self.reason,
-            **self.metrics,
-        }
 
 
 def run_checks(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from attnbench.base import units
-from attnbench.errors import ExitCode
 from attnbench.execution.events import Events
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
@@ -24,49 +22,14 @@ SEEN = (1.03, 1.07)  # what the interval of a slowdown of 1.05 must touch
 ALIKE = (0.99, 1.01)  # what the interval of identical work must touch
 NOISE_WARNING, NOISE_FAIL = 0.05, 0.20
 
+Examination = tuple[dict[str, Any], tuple[Finding, ...]]  # what the worker found, in plain JSON
+
 _AGAIN = "close what else runs, then again: attnbench doctor"
 _NO_CLOCK = "no time from here is worth anything: use another machine, or report this"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Examination:
-    """What the worker found out (`diagnosis`, plain JSON), and what follows from it."""
-
-    diagnosis: dict[str, Any]
-    findings: tuple[Finding, ...]
-
-    @property
-    def failed(self) -> list[str]:
-        """The names of what makes this machine unfit to measure now."""
-        return [finding.name for finding in self.findings if finding.level == "fail"]
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """0 where it is fit to measure, 4 where not; a warning changes nothing."""
-        return ExitCode.ENVIRONMENT if self.failed else ExitCode.OK
-
-    @property
-    def verdict(self) -> str:
-        """One line: fit or not, and how many warnings."""
-        count = sum(finding.level == "warning" for finding in self.findings)
-        warnings = f"{count or 'no'} warning{'' if count == 1 else 's'}"
-        if self.failed:
-            return f"not fit to measure: {', '.join(self.failed)} ({warnings} beside)"
-        return f"fit to measure ({warnings})"
-
-    def to_json(self) -> dict[str, Any]:
-        """Facts, tests, findings and the verdict as plain JSON."""
-        rows = [asdict(finding) for finding in self.findings]
-        return self.diagnosis | {
-            "findings": rows,
-            "verdict": self.verdict,
-            "fit": not self.failed,
-            "exit_code": int(self.exit_code),
-        }
-
-
 def examine(*, device: str, threads: int | None) -> Events[Examination]:
-    """Run the self-tests in a worker and judge what they say; takes about 20 s.
+    """Run the self-tests in a worker, and judge what they say; takes about 20 s.
 
     Yields each test before it runs.
 
@@ -79,7 +42,7 @@ def examine(*, device: str, threads: int | None) -> Events[Examination]:
         diagnosis = yield from runner.diagnose()
     # The worker's own variables say what --threads made of them; these are what the user set.
     diagnosis["facts"] |= {"thread_env": host.thread_env()}
-    return Examination(diagnosis=diagnosis, findings=judge(diagnosis))
+    return diagnosis, judge(diagnosis)
 
 
 def judge(diagnosis: dict[str, Any]) -> tuple[Finding, ...]:

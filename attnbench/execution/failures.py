@@ -1,6 +1,6 @@
 """Failed checks by kind: what they have in common that those which passed have not.
 
-Everything is inferred from values; `cli.faults` makes sentences of the codes.
+Everything is inferred from values; `report.documents.check` makes sentences of the codes.
 """
 
 from __future__ import annotations
@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from attnbench.execution.checks import CheckResult
-from attnbench.planning.battery import Item
 from attnbench.planning.plan import work
 from attnbench.schema.case import Case
+from attnbench.schema.check import CheckResult, Failure, Item
 from attnbench.theory.caches import cache_of
 
 # What a check draws otherwise than others, in words, by the field of `Item.draw`.
@@ -90,41 +88,6 @@ _FACTORS: dict[str, Callable[[Case], float]] = {
 }
 _RARE = 100  # ways to fail so often, up to which one feature that tells all of them may be chance
 _Kind = tuple[str | None, list[CheckResult]]  # what explains the results, and these
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """One way in which one implementation fails: the simplest check that shows it comes first.
-
-    `explained` is the code of what explains its fault (see `worker.fault`). `pattern` are features
-    that `matching` of the failed checks have, and `passed_alike` of those that passed. Where
-    results or scores are off by one factor, `ratios` are its least and its largest value, and
-    `factors` what it may be.
-    """
-
-    impl: str
-    explained: str | None
-    results: tuple[CheckResult, ...]
-    pattern: tuple[str, ...]
-    matching: int
-    passed_alike: int
-    ratios: tuple[float, float] | None = None
-    factors: tuple[str, ...] = ()
-
-    @property
-    def first(self) -> CheckResult:
-        """The check to be shown in full."""
-        return self.results[0]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON; of the results the first in full, and the names of all."""
-        names = ("impl", "explained", "pattern", "matching", "passed_alike", "ratios", "factors")
-        return {name: getattr(self, name) for name in names} | {
-            "code": self.first.code,
-            "count": len(self.results),
-            "first": self.first.to_json(),
-            "items": [result.item.name for result in self.results],
-        }
 
 
 def failures(results: Sequence[CheckResult]) -> list[Failure]:

@@ -9,32 +9,19 @@ from __future__ import annotations
 import random
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
 from attnbench.schema.case import Case, Device, Dtype
+from attnbench.schema.check import Item
 from attnbench.schema.messages import ImplementationInfo
 
 _Fields = dict[str, Any]
 _Row = dict[str, tuple[str, _Fields]]
 _OF_CASE = Case().to_json().keys()
 TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Item:
-    """One check: a name for people, the case, and how its inputs are drawn.
-
-    Or, as `draw["property"]`, which of `worker.properties` is to hold.
-    `brief` items are also run for implementations that compile, which takes many seconds a case.
-    """
-
-    name: str
-    case: Case
-    draw: dict[str, Any] = field(default_factory=dict)
-    brief: bool = False
 
 
 def small(info: ImplementationInfo) -> str | None:

@@ -1,6 +1,50 @@
-"""From findings to what people read: pages, plots, Markdown, JUnit, tables. Never imports torch."""
+"""Documents and figures of what was measured; never imports torch.
+
+A document is made once, as values (`document`), by a producer for each command (`documents`), and
+shown by a renderer for each format (`render`). `attnbench.report(run)` returns that of a run.
+"""
+
+from __future__ import annotations
 
 import logging
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from attnbench.report.document import Document
+
+
+class _Report(ModuleType):
+    """The package, which can be called like `attnbench.load`."""
+
+    def __call__(
+        self, run: str | Path = "latest", *, output: str | Path = "results",
+        baseline: str | None = None,
+    ) -> Document:  # fmt: skip
+        """What a sweep or a gate found: a folder, a name in `output`, `latest` or `previous`.
+
+        Notebooks show its page; `attnbench.report.render.rendered(document, "markdown")` is its
+        text. `baseline` is as for `attnbench.load`.
+
+        Raises:
+            StoreError: there is no such run, or its records are damaged.
+            UnknownNameError: the run has no implementation called `baseline`.
+        """
+        from attnbench.gate.decide.stored import load_gate
+        from attnbench.gate.decide.verdict import decide
+        from attnbench.report.documents import gate, sweep
+        from attnbench.store.folder import GATE, SWEEP, RunFolder
+        from attnbench.store.runs import load_run
+
+        found = RunFolder.find(str(run), Path(output), SWEEP, GATE)
+        if found.kind is SWEEP:
+            return sweep.document(load_run(found.path), baseline)
+        loaded = load_gate(found.file)
+        return gate.document(loaded, decide(loaded))
+
 
 # Where matplotlib cannot write to a home it says so on stderr, and keeps its caches elsewhere.
 logging.getLogger("matplotlib").addFilter(lambda x: x.funcName != "_get_config_or_cache_dir")
+sys.modules[__name__].__class__ = _Report

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, Literal
 
 from attnbench.errors import ExitCode
@@ -15,8 +16,8 @@ from attnbench.errors import ExitCode
 Sign = Literal["good", "better", "bad", "open", "none"]
 # `change` is a ratio, shown by what it is above 1; `tflops` and `gbps` are rates.
 Unit = Literal[
-    "text", "impl", "number", "count", "us", "s", "bytes", "ratio", "change", "delta_us",
-    "delta_bytes", "share", "tflops", "gbps",
+    "text", "impl", "number", "count", "us", "s", "bytes", "ratio", "exponent", "change",
+    "delta_us", "delta_bytes", "share", "tflops", "gbps",
 ]  # fmt: skip
 
 
@@ -162,6 +163,13 @@ class Document:
     spent_s: float | None = None
     commands: Sequence[tuple[str, str]] = ()
 
+    def _repr_html_(self) -> str:
+        """The page in a frame, as notebooks show it."""
+        from attnbench.report.render import rendered
+
+        page = escape(rendered(self, "html"))
+        return f'<iframe srcdoc="{page}" style="width:100%;height:80vh;border:0"></iframe>'
+
 
 def facts(known: Mapping[str, Any]) -> Facts:
     """What run.json knows, or options, by name: bytes where the name says so."""
@@ -177,6 +185,11 @@ def facts(known: Mapping[str, Any]) -> Facts:
         else:
             found[name] = Value(value if value is None else str(value))
     return found
+
+
+def numbers(known: Mapping[str, Any]) -> Facts:
+    """Figures by name, as the analysis has them: their unit is in the name."""
+    return {k: Value(v, "number" if isinstance(v, float) else "text") for k, v in known.items()}
 
 
 def changes(differing: Iterable[tuple[str, Any, Any]]) -> list[Sentence]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from attnbench.analysis.ratios import PREFERRED
-from attnbench.analysis.scaling.results import ExactFit, Scaling, Uncertain
+from attnbench.analysis.scaling.results import ExactFit, Uncertain
 from attnbench.base import units
-from attnbench.report.document import Value
-from attnbench.schema.finding import SIGNS, VERDICTS, WORST_FIRST, Finding, Verdict
+from attnbench.schema.finding import SIGNS, Verdict
 from attnbench.theory.traits import TRAITS
 
 if TYPE_CHECKING:
@@ -79,41 +78,6 @@ def points(
     )  # fmt: skip
 
 
-class VerdictRow(NamedTuple):
-    """One finding, and what was measured."""
-
-    finding: Finding
-    measured: Value
-    top: Uncertain | None = None
-    as_predicted: bool = False  # FLOPs or workspace that are what they should be
-
-
-def verdicts(scaling: Scaling) -> list[VerdictRow]:
-    """Every finding: what was refuted first, then by verdict; counts that hold come last."""
-    rows = [VerdictRow(finding, Value(None)) for finding in scaling.problems]
-    for fit in scaling.exponents:
-        if fit.finding:
-            seen = fit.exponent or Uncertain(value=math.nan)  # shown as unknown
-            measured = Value(seen.value, "number", seen.low, seen.high)
-            rows.append(VerdictRow(fit.finding, measured, fit.top))
-    for model in scaling.models:
-        if model.finding:
-            off = Value(model.held_out, "share", mark=" off at the held-out n")
-            rows.append(VerdictRow(model.finding, off))
-    for exact in scaling.exact:
-        if exact.finding:
-            holds = exact.finding.verdict == "holds"
-            rows.append(VerdictRow(exact.finding, _growth_of(exact), as_predicted=holds))
-    return sorted(rows, key=lambda row: (row.as_predicted, WORST_FIRST.index(row.finding.verdict)))
-
-
-def counts(scaling: Scaling) -> str:
-    """How many verdicts there are of each kind: `12 hold, 1 refuted, 3 inconclusive`."""
-    found = [finding.verdict for finding in scaling.findings]
-    words = {"holds": "hold" if found.count("holds") != 1 else "holds"}
-    return ", ".join(f"{found.count(v)} {words.get(v, v)}" for v in VERDICTS if v in found)
-
-
 def ratios(fit: ExactFit) -> tuple[tuple[float, float], ...]:
     """(size, measured / predicted) where both are known; nothing over nothing is 1."""
     return tuple(
@@ -121,10 +85,3 @@ def ratios(fit: ExactFit) -> tuple[tuple[float, float], ...]:
         for size, measured, predicted in fit.rows
         if measured is not None and predicted is not None and (predicted or not measured)
     )
-
-
-def _growth_of(fit: ExactFit) -> Value:
-    worst = max((ratio for _, ratio in ratios(fit)), key=lambda r: abs(r - 1), default=None)
-    if worst is None or abs(worst - 1) > 5e-4:
-        return Value(worst, "ratio", mark=" predicted")
-    return Value("as predicted")

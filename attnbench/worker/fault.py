@@ -2,7 +2,7 @@
 
 An explanation is another computation that gives what was got (`worker.variants`), a factor, or a
 coarser dtype. It is looked for after a check has failed: in a few rows of attention, else in the
-whole output. `cli.faults` makes sentences of the codes.
+whole output. `report.documents.check` makes sentences of the codes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What kernels often do instead: with other masks, scales, heads, places, layouts, parts of keys.
 
-Each has a code, of which `cli.faults` makes a sentence; what follows a colon tells apart those that
-share it.
+Each has a code, of which `report.documents.check` makes a sentence; what follows a colon tells
+apart those that share it.
 """
 
 from __future__ import annotations

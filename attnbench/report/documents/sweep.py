@@ -20,7 +20,6 @@ from attnbench.analysis.scaling.results import Scaling
 from attnbench.base import units
 from attnbench.errors import ExitCode
 from attnbench.machine import limits
-from attnbench.report import growth
 from attnbench.report.document import (
     Cell,
     Document,
@@ -38,24 +37,18 @@ from attnbench.report.document import (
     facts,
     sentence,
 )
-from attnbench.schema.finding import Verdict
+from attnbench.report.documents.verify import laws
 from attnbench.store.runs import Run
 
 SHOWN = 60  # rows of the table that comes first
 MOST_ROWS = 1500  # of all tables: a browser stays quick, and the export holds everything
-MOST_VERDICTS, MOST_CROSSOVERS, MOST_SUSPECTS = 400, 120, 50
+MOST_CROSSOVERS, MOST_SUSPECTS = 120, 50
 ORDER = {"crosses": 0, "none": 1, "no difference": 2}
 INNER = ("seq_len", "kv_len")  # what differs between the cases of one table
-SIGNS: dict[Verdict, Sign] = {"holds": "good", "refuted": "bad", "inconclusive": "open"}
 PLOTS = (
     "A colour and a marker stand for one implementation in all figures. A hollow marker has an"
     " interval wider than ± 10 %, or none, or stands for an unsteady time. A × above a panel is a"
     " cell without a result. The same figures are in plots/ as PNG and SVG."
-)
-VERDICTS = (
-    "Measured: the exponent with its 95 % interval; for counts and workspace the ratio to the"
-    " prediction that is furthest from 1; for a model of several terms its error at the largest n,"
-    " which it did not see."
 )
 CROSSINGS = (
     "Where one overtakes the other, all else being equal: by interpolation of the ratio of their"
@@ -364,49 +357,9 @@ def _figures(
     yield Section("Figures", [Text([PLOTS], quiet=True), charts])
     if found.exponents or found.exact or found.models:
         figure = Figure(title="Growth", draw="pages.draw_growth", of=(found,))
-        yield Section("How cost grows", [*_verdicts(found), figure])
+        yield Section("How cost grows", [*laws(found), figure])
     if crossing:
         yield Section("Crossovers", list(_crossovers(crossing)), folded=True)
-
-
-def _verdicts(found: Scaling) -> Iterator[Part]:
-    rows = growth.verdicts(found)
-    if not rows:
-        return
-    yield Text([f"Verdicts on declared laws: {growth.counts(found)}."])
-    findings = [
-        Finding(
-            sign=SIGNS[of.finding.verdict], verdict=of.finding.verdict,
-            subject=f"{of.finding.subject}, {of.finding.question}", reason=of.finding.reason,
-            test=(of.finding.subject, of.finding.question),
-        ) for of in rows
-    ]  # fmt: skip
-    columns = {n: n for n in ("subject", "question", "law", "measured", "top octave", "verdict")}
-
-    def table_of(chosen: Sequence[tuple[growth.VerdictRow, Finding]]) -> Table:
-        return Table(columns=columns, spare=("top octave", "law"), rows=[
-            (of.finding.subject, of.finding.question, growth.raised(of.finding.law), of.measured,
-             Value(of.top.value if of.top else None, "number"), finding) for of, finding in chosen
-        ])  # fmt: skip
-
-    both = list(zip(rows, findings, strict=True))
-    open_ = [(of, finding) for of, finding in both if not of.as_predicted][:MOST_VERDICTS]
-    if held := [(of, finding) for of, finding in both if of.as_predicted]:
-        yield Text([
-            f"Of these, {len(held)} are FLOPs and workspace that are as predicted and grow as"
-            " declared; the others are:"
-        ])  # fmt: skip
-    yield table_of(open_)
-    yield Text([VERDICTS], quiet=True)
-    yield from (finding for _, finding in open_ if finding.sign != "good")
-    if sure := [finding for _, finding in open_ if finding.sign == "good"]:
-        yield Section("Why the others hold", sure, folded=True)
-    if held:
-        yield Section(
-            "FLOPs and workspace as predicted", [table_of(held[:MOST_VERDICTS])], folded=True
-        )
-    if (more := len(rows) - len(open_) - min(len(held), MOST_VERDICTS)) > 0:
-        yield Text([f"{more} more verdicts are not shown here."])
 
 
 def _crossovers(found: Sequence[Crossover]) -> Iterator[Part]:

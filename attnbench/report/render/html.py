@@ -58,7 +58,9 @@ def _impls(parts: Sequence[Part]) -> Iterator[str]:
             yield from _impls(part.parts)
         elif isinstance(part, Table):
             cells = (cell for row in part.rows for cell in row)
-            yield from (str(c.number) for c in cells if isinstance(c, Value) and c.unit == "impl")
+            yield from (
+                written.value(c) for c in cells if isinstance(c, Value) and c.unit == "impl"
+            )
 
 
 def _drawn(figure: Figure, folder: Path, failed: list[str] | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from rich.text import Text
 from attnbench.base import units
 
 _GAP = 3  # between two columns
+_SHORT = 14  # letters of texts that are not broken
 _LEAST = 12  # letters that are left of a text that is cut
 
 
@@ -44,7 +45,7 @@ def grid(
     full = {name: max(map(len, (name, *cells))) for name, cells in columns.items()}
     widths = {}
     for name, cells in columns.items():  # headers may be broken between words
-        whole_cells = name in (*whole, *right)
+        whole_cells = name in (*whole, *right) or max(map(len, cells)) <= _SHORT
         words = [word for c in (name, *(() if whole_cells else cells)) for word in str(c).split()]
         widths[name] = max(map(len, [*words, *(cells if whole_cells else ())]), default=0)
     room = (to or console()).width

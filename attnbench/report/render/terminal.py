@@ -70,9 +70,9 @@ def _parts(parts: Sequence[Part], to: Console) -> Iterator[RenderableType]:
 
 
 def _table(table: Table, to: Console) -> Iterator[RenderableType]:
-    if not table.rows:
-        return
     found = written.grid(table)
+    if not (found and table.rows):
+        return
     rows = [
         [Shown(text, LOOKS[sign].style) if sign else text for text, sign in row]
         for row in written.rows(found)

@@ -30,12 +30,14 @@ LOOKS: dict[Sign, Look] = {
 }
 # Units that are not here are written as `str` has them.
 _WRITE: dict[Unit, Callable[[Any], str]] = {
-    "number": "{:.3g}".format, "count": units.count, "us": units.time, "s": units.seconds,
+    "number": "{:.3g}".format, "exponent": "{:.2f}".format,
+    "count": units.count, "us": units.time, "s": units.seconds,
     "bytes": units.size, "ratio": units.ratio, "change": units.change, "share": units.brief_percent,
     "delta_us": units.delta(units.time), "delta_bytes": units.delta(units.size),
     "tflops": units.flop_rate, "gbps": units.bandwidth,
 }  # fmt: skip
 _INTERVALS: dict[Unit, Callable[[Any, Any], str]] = {
+    "exponent": "{:.2f}–{:.2f}".format,
     "number": lambda low, high: f"{units.digits(low)}–{units.digits(high)}",
     "us": units.time_interval, "ratio": units.ratio_interval, "change": units.change_interval,
 }  # fmt: skip
@@ -67,7 +69,7 @@ def value(of: Value | str) -> str:
 
 def interval(of: Cell) -> str:
     """The interval of a value; where there is none, unknown."""
-    if not isinstance(of, Value) or of.unit not in _INTERVALS:
+    if not isinstance(of, Value) or of.unit not in _INTERVALS or of.low is of.high is None:
         return units.UNKNOWN
     return _INTERVALS[of.unit](of.low, of.high)
 

@@ -1,0 +1,59 @@
+"""What can be measured: implementations by family, and the parts of a case by kind."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import to_builtins
+
+from attnbench.base.units import counted
+from attnbench.errors import ExitCode
+from attnbench.report.document import Document, Finding, Section, Table, Text, Value
+from attnbench.schema.messages import Catalogue
+
+COLUMNS = {"name": "name", "time": "time", "doc": "what it is", "family": "", "unavailable": ""}
+KINDS = ("workloads", "projections", "caches", "masks", "positions")
+
+
+def document(
+    catalogue: Catalogue, answers: Sequence[tuple[str, Any, Sequence[str]]] = (),
+    files: Sequence[str] = (),
+) -> Document:  # fmt: skip
+    """The catalogue, a section a family and a kind; `answers` say how names are measured."""
+    every: list[dict[str, Any]] = [to_builtins(row) for row in catalogue.implementations]
+    more = [name for name in (every[0] if every else {}) if name not in COLUMNS]
+    unable = [row for row in every if row["unavailable"]]
+    sections = [
+        Section(f"{family}: {doc}", [Table(
+            columns=COLUMNS | dict.fromkeys(more, ""), most=999,
+            rows=[[_plain(row[name]) for name in (*COLUMNS, *more)]
+                  for row in every if row["family"] == family],
+        )])
+        for family, doc in catalogue.families.items()
+    ]  # fmt: skip
+    lacking = [f"{row['name']}: {row['unavailable']}" for row in unable]
+    sections += [Section("Cannot run here", [Text(lacking)])] if lacking else []
+    sections += [
+        Section(kind, [Table(columns={"name": "name", "doc": "what it is"}, most=999,
+                             rows=list(rows.items()))])
+        for kind in KINDS if (rows := getattr(catalogue, kind))
+    ]  # fmt: skip
+    beside = "".join(f" --impl {shlex.quote(file)}" for file in files)
+    return Document(
+        kind="list", exit_code=ExitCode.OK,
+        conclusion=Finding(
+            sign="none", verdict="", subject="the catalogue",
+            reason=counted(len(every), "implementation") + f" on {catalogue.device}",
+        ),
+        about=[text for text, *_ in answers], sections=sections,
+        commands=[("measure", command + beside) for *_, own in answers for command in own],
+    )  # fmt: skip
+
+
+def _plain(value: Any) -> Value:
+    """Lists and parameters as texts."""
+    if isinstance(value, dict):
+        return Value(", ".join(f"{k}={v['default']}" for k, v in value.items()) or None)
+    return Value(", ".join(map(str, value)) or None if isinstance(value, list | tuple) else value)

@@ -1,0 +1,167 @@
+"""Laws held against a run: how cost grows, what is refuted, and what keeps the rest open."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from attnbench.analysis.scaling.results import ExactFit, Scaling, Uncertain
+from attnbench.errors import ExitCode
+from attnbench.report.document import (
+    Cell,
+    Document,
+    Finding,
+    Part,
+    Section,
+    Sign,
+    Table,
+    Text,
+    Value,
+    Words,
+    numbers,
+)
+from attnbench.report.growth import raised
+from attnbench.schema.finding import COSTS, VERDICTS, WORST_FIRST, LawFinding, Verdict, exit_code
+from attnbench.store.runs import Run
+
+SIGNS: dict[Verdict, Sign] = {"holds": "good", "refuted": "bad", "inconclusive": "open"}
+ENDS: dict[ExitCode, tuple[Sign, str]] = {
+    ExitCode.OK: ("good", "nothing is refuted"), ExitCode.FINDING: ("bad", "refuted"),
+    ExitCode.INCONCLUSIVE: ("open", "inconclusive"),
+}  # fmt: skip
+HOLD = {"holds": "hold"}  # of several
+MOST = 400  # rows of a table
+MEASURED = (
+    "Measured: the exponent of the times (of several series their median and range); for counts and"
+    " workspace the ratio to the prediction that is furthest from 1; for a model of several terms"
+    " its error at the largest n, which it did not see."
+)
+SUMMARY = {
+    "series": "series", "question": "question", "law": "law", "measured": "measured",
+    "verdict": "verdicts",
+}  # fmt: skip
+COLUMNS = {
+    "subject": "series", "question": "question", "law": "law", "measured": "measured",
+    "top": "top octave", "verdict": "verdict",
+    **dict.fromkeys(("impl", "workload", "quantity", "axis"), ""),
+}  # fmt: skip
+_Row = tuple[LawFinding, Value, Uncertain | None]
+
+
+def document(found: Scaling, run: Run, *, strict: bool = False, every: bool = False) -> Document:
+    """All findings; `every` also shows what holds, and why, where details are folded."""
+    code = exit_code(found.findings, strict=strict)
+    (sign, verdict), where = ENDS[code], shlex.quote(str(run.path))
+    return Document(
+        kind="verify", exit_code=code, created=run.info.get("created") or "",
+        conclusion=Finding(
+            sign=sign, verdict=verdict, subject=run.run_id, reason=_counts(found.findings)
+        ),
+        sections=[Section("How cost grows", list(laws(found, every=every)))],
+        commands=[("run", str(run.path)),
+                  ("plots", f"attnbench report {where}"), ("each", f"attnbench verify {where} -v")],
+    )  # fmt: skip
+
+
+def _counts(found: Sequence[LawFinding]) -> str:
+    """`flops 48 hold; time 5 hold, 43 inconclusive`."""
+    of: Counter[tuple[str, str]] = Counter(
+        (f.quantity or "run", HOLD.get(f.verdict, f.verdict)) for f in found
+    )
+    words = [HOLD.get(verdict, verdict) for verdict in VERDICTS]
+    texts = {
+        name: ", ".join(f"{of[name, word]} {word}" for word in words if of[name, word])
+        for name in (*COSTS, "run")
+    }
+    return "; ".join(f"{name} {text}" for name, text in texts.items() if text)
+
+
+def laws(found: Scaling, *, every: bool = False) -> Iterator[Part]:
+    """A row for each law of an implementation; the series that it was asked of are folded."""
+    rows = sorted(_rows(found), key=lambda row: WORST_FIRST.index(row[0].verdict))
+    exact = {id(fit.finding) for fit in found.exact}
+    held = [row for row in rows if id(row[0]) in exact and row[0].verdict == "holds"]
+    others = [row for row in rows if id(row[0]) not in exact or row[0].verdict != "holds"]
+    asked: dict[tuple[str, ...], list[_Row]] = {}
+    for row in others:
+        of = row[0]
+        name = f"{of.impl}, {of.workload}" if of.impl else of.subject
+        asked.setdefault((name, of.question, of.law), []).append(row)
+    summary = [_summary(own, *key) for key, own in asked.items()]
+    yield Table(columns=SUMMARY, rows=summary, intervals={"measured": "range"}, most=MOST)
+    notes: list[Words] = [MEASURED]
+    if held:
+        notes.append(f"{len(held)} series of FLOPs and workspace are as predicted.")
+    if left_out := max(0, len(others) - MOST) + max(0, len(held) - MOST):
+        notes.append(f"{left_out} series are not shown here.")
+    yield Text(notes, quiet=True)
+    # Of what is open one of each kind: the others differ in their figures.
+    firsts = [own[0] for own in asked.values() if own[0][0].verdict != "holds"]
+    refuted = [row for row in others if row[0].verdict == "refuted"]
+    yield from map(_finding, {id(row[0]): row for row in (*refuted, *firsts)}.values())
+    yield Section("Every series", [_table(others[:MOST]), *map(_finding, others)], folded=not every)
+    if held:
+        title = "FLOPs and workspace as predicted"
+        yield Section(title, [_table(held[:MOST])], folded=not every)
+
+
+def _summary(rows: Sequence[_Row], name: str, question: str, law: str) -> Sequence[Cell]:
+    """The law, the median of what was measured with the least and the largest, and the verdicts."""
+    verdicts = [of.verdict for of, *_ in rows]
+    sign: Sign = next(SIGNS[of] for of in WORST_FIRST if of in verdicts)
+    telling: Verdict = "refuted" if "refuted" in verdicts else "holds"
+    count = f"{verdicts.count(telling)} of {len(rows)} {HOLD.get(telling, telling)}"
+    told = Finding(sign=sign, verdict=count if len(rows) > 1 else verdicts[0], subject=name)
+    seen = sorted(x for _, value, _ in rows if isinstance(x := value.number, float) and x == x)
+    middle = rows[0][1]
+    if len(seen) > 1:
+        middle = Value(seen[len(seen) // 2], middle.unit, seen[0], seen[-1], mark=middle.mark)
+    return name, question, raised(law), middle, told
+
+
+def _rows(found: Scaling) -> Iterator[_Row]:
+    """Every finding, what was measured, and the slope over the largest octave."""
+    yield from ((finding, Value(None), None) for finding in found.problems)
+    for fit in found.exponents:
+        if fit.finding:
+            seen = fit.exponent or Uncertain(value=math.nan)  # shown as unknown
+            yield fit.finding, Value(seen.value, "exponent", seen.low, seen.high), fit.top
+    for model in found.models:
+        if model.finding:
+            off = Value(model.held_out, "share", mark=" off")
+            yield model.finding, off, None
+    for exact in found.exact:
+        if exact.finding:
+            yield exact.finding, _growth_of(exact), None
+
+
+def _growth_of(fit: ExactFit) -> Value:
+    ratios = [
+        measured / predicted if predicted else 1.0  # nothing over nothing is 1
+        for _, measured, predicted in fit.rows
+        if measured is not None and predicted is not None and (predicted or not measured)
+    ]
+    worst = max(ratios, key=lambda ratio: abs(ratio - 1), default=None)
+    if worst is None or abs(worst - 1) > 5e-4:
+        return Value(worst, "ratio", mark=" predicted")
+    return Value("as predicted")
+
+
+def _finding(row: _Row) -> Finding:
+    of = row[0]
+    return Finding(
+        sign=SIGNS[of.verdict], verdict=of.verdict, subject=f"{of.subject}, {of.question}",
+        reason=of.reason, test=(of.subject, of.question), figures=numbers(of.figures),
+    )  # fmt: skip
+
+
+def _table(rows: Sequence[_Row]) -> Table:
+    cells: list[Sequence[Cell]] = [
+        (of.subject, of.question, raised(of.law), measured,
+         Value(top.value if top else None, "exponent"), _finding(row), Value(of.impl),
+         Value(of.workload), Value(of.quantity), Value(of.axis))
+        for row in rows for of, measured, top in (row,)
+    ]  # fmt: skip
+    return Table(columns=COLUMNS, rows=cells, spare=("top", "law"), most=MOST)
