@@ -18,12 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["__version__", "get", "load", "sweep"]
 _NO_SETTINGS = ("files", "replace", "root", "other_root", "python", "lent")  # those of the gate
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        from attnbench.base.registry import lacking  # not of every pytest that has our plugin
-
-        return lacking("attnbench", __all__, "it has")(name)
 
 
 def get(name: str, *, file: str | None = None) -> Callable[..., Any]:
