@@ -39,10 +39,7 @@ def open_file(file: Path) -> BinaryIO:
     Raises:
         OSError: there is none, it cannot be read, or it is a pipe, a device or a folder.
     """
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except ValueError as err:  # a NUL in its name
-        raise OSError(errno.EINVAL, str(err), str(file)) from err
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 import sys
@@ -135,18 +134,6 @@ class _Parsed(ParamType):
         return tuple(found) if isinstance(found, list) else found
 
 
-class _Path(click.Path):
-    """A path; one that no file can have, with a NUL or too long, is wrong and no defect of ours."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            os.lstat(value)
-        except (OSError, ValueError) as err:
-            if getattr(err, "errno", None) in (None, errno.ENAMETOOLONG):
-                self.fail(f"{str(value)!r:.60}: {getattr(err, 'strerror', err)}.", param, ctx)
-        return super().convert(value, param, ctx)
-
-
 class _Run(click.types.StringParamType):
     """A run, for --replay a gate's, by folder or name: a shell completes what --output has."""
 
@@ -169,7 +156,7 @@ def _parse_device(text: str, flag: str) -> str:
     return text
 
 
-PATH = _Path(path_type=Path)
+PATH = click.Path(path_type=Path)
 POSITIVE = _Parsed("number", parse_positive)
 DEVICE = _Parsed("[auto|cpu|cuda]", _parse_device)
 SIZES = _Parsed("sizes", parse_sizes)

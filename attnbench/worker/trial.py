@@ -444,10 +444,7 @@ def raised(err: Exception, stage: str, file: str) -> dict[str, Any]:
 
 def classify(err: Exception, stage: str) -> tuple[Status, str]:
     """The status and the one-line reason of an exception raised in `stage`."""
-    try:
-        text = " ".join(str(err).split())[:300]
-    except Exception as worse:
-        text = f"(its text cannot be shown: {type(worse).__name__})"
+    text = " ".join(str(err).split())[:300]
     if isinstance(err, IncorrectError):
         return "incorrect", text
     # Measurable, but not in the way that was asked for.
