@@ -163,16 +163,10 @@ def over_processes(record: Record) -> bool:
     return len({sample.process for sample in record.kept}) > 1
 
 
-def described(environment: Mapping[str, Any], device: str) -> Mapping[str, Any]:
-    """The environment of run.json; empty where it is that of another device."""
-    return environment if environment.get("device", device) == device else {}
-
-
 def suspect(record: Record, environment: Mapping[str, Any], time_us: float | None) -> str | None:
     """Why a time of the record cannot be right on its machine, or None."""
     case = record.cell.case
-    here = described(environment, case.device)
-    return limits.suspect(here, case.dtype, case.threads, time_us, record.metrics)
+    return limits.suspect(environment, case.dtype, case.threads, time_us, record.metrics)
 
 
 def launch_bound(record: Record) -> bool:

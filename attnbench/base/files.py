@@ -15,8 +15,6 @@ from typing import BinaryIO
 from attnbench.base.jsontext import checksum
 from attnbench.errors import StoreError, UsageError
 
-LARGEST = 2**29  # bytes of a file that is read at once, and of a line
-
 
 def cache_folder() -> Path:
     """Where attnbench keeps what can be made again; a relative XDG_CACHE_HOME is ignored, by XDG.
@@ -50,11 +48,9 @@ def read(file: Path) -> bytes:
     """All of a user's file.
 
     Raises:
-        OSError: as `open_file`; or it is larger than anything of ours.
+        OSError: as `open_file`.
     """
     with open_file(file) as source:
-        if os.fstat(source.fileno()).st_size > LARGEST:
-            raise OSError(errno.EFBIG, f"larger than {LARGEST >> 20} MiB", str(file))
         return source.read()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import sys
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
-from click.shell_completion import CompletionItem
 
 from attnbench.base.jsontext import plain
 from attnbench.base.units import (
@@ -134,18 +134,16 @@ class _Parsed(ParamType):
         return tuple(found) if isinstance(found, list) else found
 
 
-class _Run(click.types.StringParamType):
-    """A run, for --replay a gate's, by folder or name: a shell completes what --output has."""
+class _Path(click.Path):
+    """A path; one that no file can have, with a NUL or too long, is wrong and no defect of ours."""
 
-    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-        from attnbench.store.folder import GATE, NAME, RECENT, SWEEP
-
-        names, file = list(RECENT), (GATE if param.name == "replay" else SWEEP).file
-        with contextlib.suppress(OSError, ValueError):
-            found = (ctx.params.get("output") or Path("results")).glob(f"*/{file}")
-            names += sorted(path.parent.name for path in found)
-        fitting = [name for name in names if name.startswith(incomplete) and NAME.fullmatch(name)]
-        return [CompletionItem(incomplete, type="file"), *map(CompletionItem, fitting)]
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            os.lstat(value)
+        except (OSError, ValueError) as err:
+            if getattr(err, "errno", None) in (None, errno.ENAMETOOLONG):
+                self.fail(f"{str(value)!r:.60}: {getattr(err, 'strerror', err)}.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def _parse_device(text: str, flag: str) -> str:
@@ -156,7 +154,7 @@ def _parse_device(text: str, flag: str) -> str:
     return text
 
 
-PATH = click.Path(path_type=Path)
+PATH = _Path(path_type=Path)
 POSITIVE = _Parsed("number", parse_positive)
 DEVICE = _Parsed("[auto|cpu|cuda]", _parse_device)
 SIZES = _Parsed("sizes", parse_sizes)
@@ -165,7 +163,7 @@ THREADS = _Parsed("threads", parse_threads)
 SHARE = _Parsed("share", parse_share)
 DURATION = _Parsed("time", parse_duration)
 SHARD = _Parsed("i/n", parse_shard)
-RUN = _Run()
+RUN = click.STRING
 
 
 def given() -> dict[str, str]:

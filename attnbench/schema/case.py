@@ -135,9 +135,6 @@ class Case:
         except KeyError as err:
             raise UsageError(f"not a case: it has an unknown field {err}") from err
         except (msgspec.ValidationError, AttributeError, TypeError) as err:
-            if isinstance(err, msgspec.ValidationError):  # a name unknown here has its own words
-                chosen = {name: str(values.get(name, "")) for name in ("pass_", "device", "dtype")}
-                cls(**{name: text for name, text in chosen.items() if text})  # type: ignore[arg-type]
             raise UsageError(f"not a case: {err}") from err
 
 

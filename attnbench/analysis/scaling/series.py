@@ -219,8 +219,8 @@ def _series(
     run: Run, axis: Axis, cells: list[Measured], overhead: Measured | None, laws: Laws
 ) -> Series:
     first, metrics = cells[0].record.cell, [cell.record.metrics for cell in cells]
-    here = times.described(run.environment_of(cells[0].record), first.case.device)
-    ceilings = limits.ceilings_of(here, first.case.threads)
+    environment = run.environment_of(cells[0].record)
+    ceilings = limits.ceilings_of(environment, first.case.threads)
     overhead_allowed_us = overhead.allowed_us if overhead else None
     if overhead and not overhead.is_known:  # it is no more than was ever seen
         overhead_allowed_us = 0.0, max(overhead.times_us)
