@@ -96,17 +96,6 @@ def robust_least(values: Iterable[T], key: Callable[[T], Any] | None = None) -> 
     return ordered[min(max(1, len(ordered) // 10), len(ordered) - 1)]
 
 
-def upper_quartile(fastest: Sequence[float]) -> float:
-    """The value below which three quarters of the windows' fastest times lie, itself one of them.
-
-    How high a low end might have come out: the least of another run's w windows lies above it with
-    probability 0.25^w if windows are independent, and more often where a machine's slow spells
-    last over several of them.
-    """
-    ordered = sorted(fastest)
-    return ordered[math.ceil(0.75 * len(ordered)) - 1]
-
-
 def fastest_of_windows(times: Sequence[T], width: int) -> list[T]:
     """The fastest of each `width` consecutive times; what is left over joins the last window.
 
