@@ -25,9 +25,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         if name == "report":  # a package that can be called
             return import_module("attnbench.report")
-        from attnbench.base.registry import lacking  # not of every pytest that has our plugin
-
-        return lacking("attnbench", __all__, "it has")(name)
+        raise AttributeError(f"attnbench has no {name!r}; it has: {', '.join(__all__)}", name=name)
 
 
 def get(name: str, *, file: str | None = None) -> Callable[..., Any]:

@@ -157,15 +157,6 @@ def raises(o, k):
     raise ValueError("\x1b[31mred\x1b[0m \x07\x00 and \ud800, \x85 in two\nlines")
 
 
-@harm("error")
-def raises_what_cannot_be_shown(o, k):
-    class MuteError(Exception):
-        def __str__(self) -> str:
-            raise RuntimeError
-
-    raise MuteError
-
-
 @harm("error", "crashed")
 def recurses(o, k):
     """Through C, whose stack is what ends."""
@@ -246,12 +237,6 @@ def leaves_a_daemon(o, k):
             fork()
             os._exit(0)
         os.waitpid(child, 0)
-
-
-@harm("ok", "crashed", "error")
-def returns_twice(o, k):
-    if first("twice"):
-        os.fork()
 
 
 # The state of the process.

@@ -45,14 +45,6 @@ def test_the_id_of_a_line_is_that_of_its_case(tmp_path):
         load_run(path)
 
 
-def test_a_record_that_was_not_planned_is_refused(tmp_path):
-    path = small(tmp_path)
-    with RunFolder(SWEEP, path) as folder:
-        folder.append(synthetic.ok(Case(seq_len=64), "sdpa").to_line())
-    with pytest.raises(StoreError, match="line 5: the plan of the run has no such cell"):
-        load_run(path)
-
-
 def test_records_are_never_appended_through_a_link(tmp_path):
     path, target = small(tmp_path), tmp_path / "target"
     shutil.move(path / RECORDS, target)

@@ -78,17 +78,12 @@ def test_a_file_that_is_cut_foreign_or_newer_names_itself(content, tmp_path):
         load_gate(tmp_path)
 
 
-SLOWED = {"base": [[9]], "planted": [[9]]}
 # Where a value is put, and what the message must say.
 DAMAGE = {
     "a time below 0": ("samples.base", [[-5]], "samples[...]"),
     "no batches": ("samples.base", [[]], "samples[...]"),
     "a variant of ours": ("samples.b", [[1]], "key"),
-    "a second slowed cell": ("rounds.0.samples", {"3": SLOWED, "4": SLOWED}, "one cell is slowed"),
-    "a slowed cell alone": ("rounds.0.samples", {"3": {"planted": [[9]]}}, "beside its base"),
-    "a ninth cell": ("rounds.0.samples.8", {}, "no cell 8"),
     "a cell twice": ("rounds.0.samples.03", {}, "$.rounds[0].samples"),
-    "CPU times of no batch": ("rounds.0.cpu", {"3": {"base": [[9]]}}, "CPU times of other batches"),
     "a failure's code": (
         "rounds.1.failures.0", {"variant": "base", "reason": "", "code": ""}, "failures[...].code",
     ),
@@ -97,8 +92,6 @@ DAMAGE = {
     "a threshold": ("rules.threshold", -1, "threshold"),
     "a level": ("rules.alpha", 2, "$.rules.alpha"),
     "looks": ("rules.looks", [8, 4], "looks must ascend"),
-    "a check of one version": ("checks.0", {"base": {"status": "ok"}}, "cell 0"),
-    "a seed": ("options.seed", "x", "seed"),
     "a budget": ("spent.checks_s", -3, "$.spent"),
 }  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 import math
 import random
-import sys
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -11,7 +10,7 @@ import pytest
 from attnbench.analysis.history import entries, series
 from attnbench.analysis.history.entries import CellLine, Entry
 from attnbench.analysis.history.steps import Rules, steps
-from attnbench.errors import StoreError, UsageError
+from attnbench.errors import StoreError
 from attnbench.schema.case import Case
 from attnbench.store.runs import load_run
 from tests.synthetic import failed, ok, write_run
@@ -156,9 +155,3 @@ def test_an_unfinished_run_is_not_added(tmp_path):
     with pytest.raises(StoreError, match="--resume"):
         entries.add(tmp_path / "kept", load_run(path))
     assert not (tmp_path / "kept").exists()
-
-
-def test_a_python_without_the_library_of_change_points_is_told_so(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ruptures", None)
-    with pytest.raises(UsageError, match=r"history needs ruptures .* -m pip install ruptures"):
-        steps([0.0, 0.1] * 10, Rules(), 1)

@@ -40,8 +40,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "sensors_battery": SimpleNamespace(power_plugged=False),
     }.items():
         monkeypatch.setattr(psutil, name, lambda found=found: found, raising=False)
-    clocks = [SimpleNamespace(current=mhz, max=4100.0) for mhz in (2596.1, 2700.5)]
-    monkeypatch.setattr(psutil, "cpu_freq", lambda percpu: clocks, raising=False)
     for name, text in {
         "proc/stat": STAT,
         "proc/cpuinfo": "cpu MHz\t\t: 2596.1\nflags\t\t: fpu hypervisor sse\n",
@@ -52,7 +50,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f"{CPU}/cpu0/cpufreq/scaling_governor": "powersave\n",
         f"{CPU}/cpu1/cpufreq/scaling_governor": "performance\n",
         f"{CPU}/cpu2/cpufreq/scaling_governor": "userspace\n",
-        f"{CPU}/intel_pstate/no_turbo": "0\n",
         f"{CPU}/smt/active": "1\n",
         "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
     }.items():

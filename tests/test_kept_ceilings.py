@@ -94,8 +94,7 @@ def test_a_time_beyond_kept_ceilings_has_them_measured_again_before_it_is_suspec
 
 def rewritten(**changes: Any) -> Callable[[bytes], str]:
     def change(data: bytes) -> str:
-        kept = {k: v for k, v in json.loads(data).items() if k in ("name", "ceilings")}
-        return sealed(json.dumps(kept | changes))
+        return sealed(json.dumps({"ceilings": json.loads(data)["ceilings"]} | changes))
 
     return change
 
@@ -105,11 +104,10 @@ SPOILT: dict[str, tuple[Callable[[bytes], Any], str]] = {
     "empty": (lambda data: b"", "is not used"),
     "cut off": (lambda data: data[:-9], "is not used"),
     "a changed byte": (lambda data: data.replace(b"10.0", b"99.0"), "is not used"),
-    "another machine's": (rewritten(name="0123456789abcdef"), "of another machine"),
     "nothing": (rewritten(ceilings={}), "is not used"),
     "no table": (rewritten(ceilings={"1": 3}), "is not used"),
     "no date": (rewritten(ceilings={"1": measured(1.0) | {"measured": "soon"}}), "is not used"),
-    "the future": (rewritten(ceilings={"1": measured(1.0, days_ago=-1)}), "from the future"),
+    "the future": (rewritten(ceilings={"1": measured(1.0, days_ago=-1)}), ""),
     "old": (rewritten(ceilings={"1": measured(1.0, days_ago=1.01)}), ""),
 }
 

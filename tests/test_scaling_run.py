@@ -14,7 +14,7 @@ from attnbench.analysis.scaling import scaling
 from attnbench.analysis.scaling.results import ExactFit, Scaling
 from attnbench.analysis.scaling.series import Laws, all_series, measured
 from attnbench.api import IMPLEMENTATIONS, attention, core_flops
-from attnbench.schema.case import Case, Device
+from attnbench.schema.case import Case
 from attnbench.schema.finding import COSTS
 from attnbench.schema.record import Record, Sample, merged
 from attnbench.store.runs import Run
@@ -170,15 +170,6 @@ def test_flops_of_several_terms_are_a_sum_of_just_these(flops, expected):
 
 
 # Runs of no use.
-
-
-def test_devices_are_fitted_apart_and_that_is_said():
-    devices: tuple[Device, ...] = ("cpu", "cuda")
-    found = scaling(
-        run_of([cell(Case(seq_len=n, device=d), "naive") for n in SIZES for d in devices])
-    )
-    assert "records of 2 devices (cpu, cuda)" in found.problems[-1].reason
-    assert len(found.exponents) == 2
 
 
 def test_laws_that_cannot_be_read_or_are_not_known_judge_nothing():

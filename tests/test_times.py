@@ -71,8 +71,6 @@ def test_a_confidence_that_is_met_exactly_is_met():
     # Two values: both sides miss in 1 of 4 ways each, so exactly 50 % are covered.
     assert median_interval([1.0, 2.0], confidence=0.5) == (1.0, 2.0)
     assert median_interval([1.0, 2.0], confidence=0.51) is None
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        median_interval(range(10), 95)
 
 
 def test_the_interval_of_a_ratio_divides_the_ends_crosswise():
@@ -118,9 +116,6 @@ def test_a_cell_that_fails_in_one_process_fails():
     assert cell.status == "crashed"
     assert cell.reason == "in process 2 of 2: signal 11"
     assert not cell.samples
-    other = replace(record([1.0]), cell=Cell(case=CELL.case, impl="sdpa"))
-    with pytest.raises(ValueError, match="cannot merge"):
-        merged([record([1.0]), other])
 
 
 # The low end of one thread on a CPU.

@@ -74,15 +74,14 @@ class TableRow:
 
     @cached_property
     def limits(self) -> dict[str, Any]:
-        """The cell against its machine, by column; all is unknown on another device.
+        """The cell against its machine, by column.
 
         The model is the roofline of Williams, Waterman and Patterson (CACM 2009) with a third
         limit, that every kernel must be started. Times are per unit: a call, or a token of decode.
         """
         case, metrics = self.record.cell.case, self.record.metrics
-        here = times.described(self.environment, case.device)
-        ceilings = limits.ceilings_of(here, case.threads)
-        known = limits.peaks_of(here.get("device_name"))
+        ceilings = limits.ceilings_of(self.environment, case.threads)
+        known = limits.peaks_of(self.environment.get("device_name"))
         traffic, peak = metrics.get("bytes_min"), ceilings.matmul_tflops.get(case.dtype)
         # Of one call: all the tokens of a decode.
         starts_us = ceilings.starts_us(metrics.get("kernel_count"), l2=metrics.get("l2"))
@@ -99,7 +98,7 @@ class TableRow:
             if times.launch_bound(self.record)
             else _bound(least_us, self.time_us),
             "peak_tflops_measured": peak,
-            "peak_tflops_datasheet": limits.peak_tflops(here, case.dtype),
+            "peak_tflops_datasheet": limits.peak_tflops(self.environment, case.dtype),
             "read_gbps_measured": ceilings.read_gbps,
             "copy_gbps_measured": ceilings.copy_gbps,
             "memory_gbps_datasheet": 1e3 * known[1].memory_tbps if known else None,
@@ -172,9 +171,7 @@ _OF_RECORD: dict[str, Callable[[Record], Any]] = {
 }
 _OF_ROW: dict[str, Callable[[TableRow], Any]] = {
     "run_id": lambda row: row.run.run_id,
-    "device_name": lambda row: times.described(row.environment, row.case["device"]).get(
-        "device_name"
-    ),
+    "device_name": lambda row: row.environment.get("device_name"),
     "suspect": lambda row: row.suspect,
     "time_us": lambda row: row.time_us,
     "time_us_low": lambda row: row.interval_us[0],

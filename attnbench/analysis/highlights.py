@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pandas as pd
 
 from attnbench.analysis.axes import label, slices
@@ -66,7 +64,8 @@ def workspace_sentence(rows: pd.DataFrame) -> str:
     known = case[case["memory_workspace_bytes"].notna()].sort_values("memory_workspace_bytes")
     of = dict(zip(known["impl"], known["memory_workspace_bytes"], strict=True))
     least = [impl for impl, size in of.items() if size == min(of.values())]
-    if baseline in least or baseline not in of or _per_token(known.iloc[0]):
+    of_tokens = TRAITS.get(str(rows["workload"].iloc[0])).unit == "token"
+    if baseline in least or baseline not in of or of_tokens:
         return ""
     sizes = units.size(of[least[0]]), units.size(of[baseline])
     where = label(known.iloc[0], ["workload", "pass", "dtype", "mask", "seq_len"])
@@ -74,10 +73,6 @@ def workspace_sentence(rows: pd.DataFrame) -> str:
         f"{where}: the least workspace is that of {', '.join(least)}, {sizes[0]};"
         f" {baseline} needs {sizes[1]}."
     )
-
-
-def _per_token(row: pd.Series[Any]) -> bool:
-    return TRAITS.get(str(row["workload"])).unit == "token"
 
 
 def cache_sentence(run: Run, rows: pd.DataFrame) -> str:

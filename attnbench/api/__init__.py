@@ -17,7 +17,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, get_type_hints
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, get_type_hints
 
 import msgspec
 import torch
@@ -41,7 +41,7 @@ from attnbench.api.helpers import (
 )
 from attnbench.api.tiles import Tile, by_slice, places, rows_of, tiled, tiled_flops, tiled_workspace
 from attnbench.base.parameters import Parameter, Values, read_name
-from attnbench.base.registry import Registry, lacking, with_known_arguments
+from attnbench.base.registry import Registry
 from attnbench.errors import UsageError
 from attnbench.schema.case import DEVICES, PASSES, Case, Device, Dtype, Mask, Pass, Position
 from attnbench.schema.mask import MASKS
@@ -64,8 +64,6 @@ __all__ = [
     "reason_against_compiling", "reason_against_flex", "recurrent_builder", "rows_of", "tiled",
     "tiled_flops", "tiled_workspace", "visible_blocks",
 ]  # fmt: skip
-if not TYPE_CHECKING:
-    __getattr__ = lacking("attnbench.api", __all__, "it has")
 
 
 class AttentionCall(Protocol):
@@ -209,7 +207,6 @@ def _parameters_of(build: OfCase) -> dict[str, Parameter]:
     return declared
 
 
-@with_known_arguments
 def attention_builder(
     name: str,
     *,
@@ -289,7 +286,7 @@ def _with_parameters_of(
 
     def give(function: Callable[..., Callable[[F], F]]) -> Callable[P, Callable[[F], F]]:
         function.__signature__ = inspect.signature(builder)  # type: ignore[attr-defined]
-        return with_known_arguments(function)
+        return function
 
     return give
 

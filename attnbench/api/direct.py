@@ -12,7 +12,6 @@ import torch
 from attnbench.api import AttentionCall, implementation
 from attnbench.api.loader import load_built_in, load_entry_points, load_file
 from attnbench.base.parameters import meant
-from attnbench.base.registry import with_known_arguments
 from attnbench.errors import UsageError
 from attnbench.schema.case import DTYPE_BYTES, Case, parse_mask
 from attnbench.theory.traits import impossible
@@ -64,7 +63,7 @@ def get(name: str, *, file: str | None = None) -> Callable[..., torch.Tensor]:
             return built(case, q.device)(q, k, v)
 
     call.__name__, call.__doc__ = name, impl.doc
-    return with_known_arguments(call)
+    return call
 
 
 def _case(

@@ -118,7 +118,6 @@ def _shortened(names: list[str]) -> dict[str, str]:
         others = [paths[n] for n in names if n != name and n.rpartition(":")[2] == plain]
         tails = ("/".join(parts[-count:]) for count in range(1, len(parts) + 1))
         tail = next(t for t in tails if not any(path.endswith(f"/{t}") for path in others))
-        tail = tail.replace(":", "%3a").replace(",", "%2c")  # which mean something in --impls
         short[name] = f"{tail}:{plain}" if others else plain
     return short
 

@@ -15,8 +15,6 @@ from typing import BinaryIO
 from attnbench.base.jsontext import checksum
 from attnbench.errors import StoreError, UsageError
 
-LARGEST = 2**29  # bytes of a file that is read at once, and of a line
-
 
 def cache_folder() -> Path:
     """Where attnbench keeps what can be made again; a relative XDG_CACHE_HOME is ignored, by XDG.
@@ -39,10 +37,7 @@ def open_file(file: Path) -> BinaryIO:
     Raises:
         OSError: there is none, it cannot be read, or it is a pipe, a device or a folder.
     """
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except ValueError as err:  # a NUL in its name
-        raise OSError(errno.EINVAL, str(err), str(file)) from err
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
@@ -53,11 +48,9 @@ def read(file: Path) -> bytes:
     """All of a user's file.
 
     Raises:
-        OSError: as `open_file`; or it is larger than anything of ours.
+        OSError: as `open_file`.
     """
     with open_file(file) as source:
-        if os.fstat(source.fileno()).st_size > LARGEST:
-            raise OSError(errno.EFBIG, f"larger than {LARGEST >> 20} MiB", str(file))
         return source.read()
 
 

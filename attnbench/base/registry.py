@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
-import inspect
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.util import find_spec
-from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Generic, TypeVar
 
 from attnbench.errors import UnknownNameError, UsageError
 
 T = TypeVar("T")
-P = ParamSpec("P")
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
@@ -41,40 +36,6 @@ def require(kind: str, names: Iterable[str], known: Iterable[str], flag: str = "
     for name in names:
         if name not in known:
             raise unknown(kind, name, known, flag)
-
-
-def lacking(whole: str, known: Iterable[str], parts: str) -> Callable[..., Any]:
-    """The `__getattr__` of a module or a class: names the nearest attribute, and lists `parts`."""
-
-    def missing(*owner_and_name: Any) -> NoReturn:
-        *owner, name = owner_and_name
-        if owner and hasattr(type(owner[0]), name):  # a property of its own raised
-            object.__getattribute__(owner[0], name)
-        caller = sys._getframe(1)
-        callers = [frame.f_code.co_name for frame in (caller, caller.f_back) if frame]
-        from_import = "_handle_fromlist" in callers
-        error = ImportError if from_import and not find_spec(f"{whole}.{name}") else AttributeError
-        raise error(_lacks(f"{whole} has no", name, known, parts), name=name)
-
-    return missing
-
-
-def with_known_arguments(function: Callable[P, T]) -> Callable[P, T]:
-    """The function; the TypeError of an argument that it does not take names the nearest."""
-    known = inspect.signature(function).parameters
-
-    @functools.wraps(function)
-    def call(*args: P.args, **options: P.kwargs) -> T:
-        for name in options.keys() - known.keys():
-            what = f"{function.__name__}() got an unexpected keyword argument"
-            raise TypeError(_lacks(what, name, known, "it takes"))
-        return function(*args, **options)
-
-    return call
-
-
-def _lacks(what: str, name: str, known: Iterable[str], parts: str) -> str:
-    return f"{what} '{name}'{nearest(name, known)}; {parts}: {', '.join(known)}"
 
 
 class Registry(Generic[T]):

@@ -34,9 +34,6 @@ def median_interval(
     Computer and Communication Systems" (2010), theorem 2.1.
 
     None where even the smallest and the largest value cover too little: n < 6 at 95 %.
-
-    Raises:
-        ValueError: a confidence outside (0, 1).
     """
     ordered = sorted(values)
     rank = interval_rank(len(ordered), confidence)
@@ -49,8 +46,6 @@ def interval_rank(n: int, confidence: float = 0.95) -> int | None:
 
     Counted in whole numbers (of the 2^n ways to fall above or below), so that no rounding decides.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, not {confidence}")
     allowed = (1 - Fraction(str(confidence))) * 2**n / 2  # ways that one side may miss
     missed, ways = 0, 1  # missed: P(Bin < k) · 2^n; ways: C(n, k)
     for k in range(n // 2 + 1):
@@ -96,25 +91,9 @@ def robust_least(values: Iterable[T], key: Callable[[T], Any] | None = None) -> 
 
     Other work only ever adds to a time, so that the low end is what a call takes. But a clock that
     stood still or stepped back takes away, and one such reading must not become the result.
-
-    Raises:
-        ValueError: there are no values.
     """
     ordered = sorted(values, key=key)
-    if not ordered:
-        raise ValueError("no least value of none")
     return ordered[min(max(1, len(ordered) // 10), len(ordered) - 1)]
-
-
-def upper_quartile(fastest: Sequence[float]) -> float:
-    """The value below which three quarters of the windows' fastest times lie, itself one of them.
-
-    How high a low end might have come out: the least of another run's w windows lies above it with
-    probability 0.25^w if windows are independent, and more often where a machine's slow spells
-    last over several of them.
-    """
-    ordered = sorted(fastest)
-    return ordered[math.ceil(0.75 * len(ordered)) - 1]
 
 
 def fastest_of_windows(times: Sequence[T], width: int) -> list[T]:

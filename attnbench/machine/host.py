@@ -11,7 +11,6 @@ import ctypes
 import functools
 import itertools
 import os
-import platform
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,24 +34,16 @@ _PREFIXES = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "TORCH_", "MALLOC_", 
 def facts(root: Path = ROOT) -> dict[str, Any]:
     """Everything below as plain JSON, by name; takes about a millisecond.
 
-    `mhz` and `max_mhz` are the highest of any CPU; `turbo` is whether one may exceed its nominal
-    frequency, `smt` whether two threads share a core, `hypervisor` whether this is a virtual
-    machine (as x86 tells); `thp` are transparent huge pages: `always`, `madvise` or `never`.
+    `smt` is whether two threads share a core, `hypervisor` whether this is a virtual machine (as
+    x86 tells); `thp` are transparent huge pages: `always`, `madvise` or `never`.
     """
-    clocks = _known(lambda: psutil.cpu_freq(percpu=True)) or []
-    turbo_off = _flag(root / _CPUS / "intel_pstate/no_turbo")
     flags = re.search(r"^flags\s*:(.*)$", _read(root / "proc/cpuinfo") or "", re.MULTILINE)
     pages = re.search(r"\[(\w+)\]", _read(root / _HUGE_PAGES) or "")
     return {
-        "system": platform.system(),
-        "architecture": platform.machine(),
         "cpus": os.cpu_count(),
         "affinity": affinity(),
         "load_1m": load_1m(),
         "governor": governor(root),
-        "mhz": max((clock.current for clock in clocks), default=0.0) or None,
-        "max_mhz": max((clock.max for clock in clocks), default=0.0) or None,
-        "turbo": _flag(root / _CPUS / "cpufreq/boost") if turbo_off is None else not turbo_off,
         "smt": _flag(root / _CPUS / "smt/active"),
         "hypervisor": "hypervisor" in flags[1].split() if flags else None,
         "cpu_quota": cpu_quota(root),

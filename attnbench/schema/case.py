@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, get_args
 
 import msgspec
 
-from attnbench.base.registry import lacking, require
+from attnbench.base.registry import require
 from attnbench.errors import UsageError
 from attnbench.schema.mask import FULL
 from attnbench.schema.mask import Mask as Mask
@@ -135,16 +135,9 @@ class Case:
         except KeyError as err:
             raise UsageError(f"not a case: it has an unknown field {err}") from err
         except (msgspec.ValidationError, AttributeError, TypeError) as err:
-            if isinstance(err, msgspec.ValidationError):  # a name unknown here has its own words
-                chosen = {name: str(values.get(name, "")) for name in ("pass_", "device", "dtype")}
-                cls(**{name: text for name, text in chosen.items() if text})  # type: ignore[arg-type]
             raise UsageError(f"not a case: {err}") from err
 
 
-# What a kernel asks for in vain becomes the reason of a row, which is short.
-_FOR_AUTHORS = ["model_width", "needs_grad", "softmax_scale", "unmasked"]
-_missing = lacking("Case", [*Case.__dataclass_fields__, *_FOR_AUTHORS], "it has")
-Case.__getattr__ = _missing  # type: ignore[attr-defined]
 _NAMES = {item.name.rstrip("_"): item.name for item in fields(Case)}  # in JSON, and here
 _DEFAULTS: dict[str, Any] = {item.name.rstrip("_"): item.default for item in fields(Case)} | {
     "mask": FULL.text,

@@ -220,17 +220,20 @@ class CellMeasured(_Message, frozen=True):
         return self.index, self.record.cell.impl
 
 
-class CellProfiled(_Message, frozen=True):
-    """The kernels of a cell of the case of this index in the request are known, or why not."""
-
+class _Of(_Message, frozen=True):
     index: int
     impl: str
-    metrics: dict[str, Any]
 
     @property
     def key(self) -> tuple[int, str]:
         """Index and implementation."""
         return self.index, self.impl
+
+
+class CellProfiled(_Of, frozen=True):
+    """The kernels of a cell of the case of this index in the request are known, or why not."""
+
+    metrics: dict[str, Any]
 
 
 class CellTraced(_Message, frozen=True, kw_only=True):
@@ -247,19 +250,12 @@ class CellTraced(_Message, frozen=True, kw_only=True):
         return 0, self.impl
 
 
-class ItemChecked(_Message, frozen=True):
+class ItemChecked(_Of, frozen=True):
     """An item of this index in the request is checked."""
 
-    index: int
-    impl: str
     status: Status
     reason: str | None = None
     metrics: dict[str, Any] = {}
-
-    @property
-    def key(self) -> tuple[int, str]:
-        """Index and implementation."""
-        return self.index, self.impl
 
 
 class Done(_Message, frozen=True):

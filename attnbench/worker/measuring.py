@@ -51,7 +51,6 @@ class Instruments:
         """Open clock and sensor for a request of the runner.
 
         Raises:
-            ValueError: the clock does not exist on the device.
             CaptureError: this torch cannot time what is inside a CUDA graph.
         """
         clock = clock_for(device, l2=request.l2, timer=request.timer)

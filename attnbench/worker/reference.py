@@ -27,15 +27,8 @@ import torch
 from attnbench.api import AttentionCall, Implementation, Patterned, dense_mask
 from attnbench.machine.facts import free_bytes
 from attnbench.schema.case import Case, Position
+from attnbench.worker import positions
 from attnbench.worker.inputs import Tensors
-from attnbench.worker.positions import (
-    bias_gradient,
-    bias_scores,
-    rotated,
-    rotated_back,
-    rotated_last,
-    rotated_squares,
-)
 
 OUTPUT_FACTOR = 2.0
 GRADIENT_FACTOR = 3.0
@@ -148,8 +141,8 @@ def plain_attention(
     do = tensors.get("do")
     query_places = torch.arange(case.seq_len, device=q.device) + (case.kv_len - case.seq_len)
     key_places = torch.arange(case.kv_len, device=q.device)
-    q = _grouped(rotated(q, case.position, query_places, case.kv_len), case)
-    k = _grouped(rotated(k, case.position, key_places, case.kv_len), case)
+    q = _grouped(positions.rotated(q, case.position, query_places, case.kv_len), case)
+    k = _grouped(positions.rotated(k, case.position, key_places, case.kv_len), case)
     v, do = _grouped(v, case), None if do is None else _grouped(do.detach(), case)
     if admitted is not None and admitted.ndim > 2:
         admitted = _grouped(admitted.expand(case.batch, case.heads, -1, -1), case)
@@ -160,9 +153,9 @@ def plain_attention(
     for name, places in (("dq", query_places), ("dk", key_places)):
         if name in result.values:
             at = case.position, places, case.kv_len
-            result.values[name] = rotated_back(result.values[name], *at)
+            result.values[name] = positions.rotated_back(result.values[name], *at)
             if terms:
-                squares = rotated_squares(result.terms[name].square(), *at)
+                squares = positions.rotated_squares(result.terms[name].square(), *at)
                 result.terms[name] = squares.sqrt()
     return result
 
@@ -188,7 +181,7 @@ def _plain(
         q_rows = q[..., rows, :] * case.softmax_scale
         scores = _product(q_rows, k.mT)
         if biased:
-            scores += bias_scores(case, q_rows, at_I[rows], group_N)
+            scores += positions.bias_scores(case, q_rows, at_I[rows], group_N)
         if hidden is not None:
             scores.masked_fill_(hidden, -math.inf)
         weights = scores.softmax(-1)
@@ -200,7 +193,7 @@ def _plain(
         dweights = _product(do[..., rows, :], v.mT)
         dscores = weights * (dweights - (weights * dweights).sum(-1, keepdim=True))
         dq[..., rows, :] = _product(dscores, k) * case.softmax_scale
-        if biased and (dbias := bias_gradient(case, dscores, at_I[rows])) is not None:
+        if biased and (dbias := positions.bias_gradient(case, dscores, at_I[rows])) is not None:
             dq[..., rows, :] += dbias * case.softmax_scale
         # The products sum over the query heads that share a key/value head, too.
         dk += _product((dscores * case.softmax_scale).mT, q[..., rows, :]).sum(1, keepdim=True)
@@ -248,7 +241,7 @@ def _with_terms(
             q_PMD = scaled[at].flatten(1, 2)
             weights = q_PMD @ k_PSD.mT
             if biased:
-                bias = bias_scores(case, scaled[at], at_I[rows], group_N[some])
+                bias = positions.bias_scores(case, scaled[at], at_I[rows], group_N[some])
                 weights.view(*heads, -1).add_(bias)
             if hidden is not None:
                 weights.view(*heads, -1).masked_fill_(hidden, -math.inf)
@@ -283,13 +276,13 @@ def _with_terms(
             dq_squares[at] = (uncancelled @ k_squares).view(*heads, -1)
             if biased:
                 summands = uncancelled.view(*heads, -1), at_I[rows]
-                dbias = bias_gradient(case, *summands, squares=True)
+                dbias = positions.bias_gradient(case, *summands, squares=True)
                 dq_squares[at] += 0 if dbias is None else dbias * case.softmax_scale**2
             dscores = dweights.sub_(mean).mul_(weights)
             dk[some].baddbmm_(dscores.mT, q_PMD)
             dq[at] = (dscores @ k_PSD).view(*heads, -1)
             if biased:
-                dbias = bias_gradient(case, dscores.view(*heads, -1), at_I[rows])
+                dbias = positions.bias_gradient(case, dscores.view(*heads, -1), at_I[rows])
                 dq[at] += 0 if dbias is None else dbias
     lse_bound = unsure + math.log(case.kv_len)  # |lse| is at most this
     # A score's error moves its weight w by w·(1 − w) of that. Three roundings, of q, of k and of
@@ -340,7 +333,7 @@ def core_of(impl: Implementation | None) -> Core:
         with torch.set_grad_enabled(do is not None):
             for x in inputs if do is not None else ():
                 x.requires_grad_()
-            q, k = (rotated_last(x, case.position, case.kv_len) for x in inputs[:2])
+            q, k = (positions.rotated_last(x, case.position, case.kv_len) for x in inputs[:2])
             o: torch.Tensor = method(q, k, inputs[2])
             values = {"o": o.detach()}
             if do is not None:

@@ -19,44 +19,11 @@ import torch
 from attnbench.api.loader import load_built_in, load_entry_points, load_file, load_side
 from attnbench.base.jsontext import decode, encode
 from attnbench.errors import AttnbenchError, ExitCode, WorkerError
-from attnbench.machine import host
+from attnbench.machine import host, state
 from attnbench.machine.facts import free_bytes, limit_memory
-from attnbench.machine.state import (
-    adopt,
-    beyond_repair,
-    remember,
-    restore_clocks,
-    settle,
-    take_cores,
-)
 from attnbench.measure.ceilings import measure_ceilings
 from attnbench.measure.clock import Clock
-from attnbench.schema.messages import (
-    NOBODY,
-    AskNeeds,
-    AskReasons,
-    CellMeasured,
-    CellProfiled,
-    Check,
-    Describe,
-    Diagnose,
-    Done,
-    Event,
-    Facts,
-    Failed,
-    Heartbeat,
-    ItemChecked,
-    Measure,
-    MeasureCeilings,
-    Needs,
-    Profile,
-    Ready,
-    Reasons,
-    Request,
-    Testing,
-    Trace,
-    WorkerConfig,
-)  # fmt: skip
+from attnbench.schema import messages
 from attnbench.schema.record import Cell, Record
 from attnbench.theory.pruning import Pruning
 from attnbench.worker import reference
@@ -67,48 +34,48 @@ from attnbench.worker.measuring import Instruments, measure_group
 from attnbench.worker.tracing import profile_cell, trace_cell
 from attnbench.worker.trial import classify, device_is_lost
 
-Emit = Callable[[Event], None]
-_LOST, _FORKED = 70, 71
+Emit = Callable[[messages.Event], None]
+_LOST = 70
 _LEFT = 0.7  # of the memory that was free before the first group
 
 
 def main(read: int, write: int, beat: int) -> None:
     """Serve requests until there are no more; `beat` is the descriptor of the heartbeat's file."""
-    heartbeat = Heartbeat(beat)
+    heartbeat = messages.Heartbeat(beat)
     os.close(beat)  # it is mapped
     reference.on_block = heartbeat.beat
     emit = _event_writer(write)
     pipe = os.fdopen(read, "rb")
     if not (line := pipe.readline()):
         return  # nobody wants it any more
-    config = decode(line, WorkerConfig)
+    config = decode(line, messages.WorkerConfig)
     requests = _request_queue(pipe)
     gpu = config.device != "cpu" and torch.cuda.is_available()
     limit_memory(config.memory_limit, "cuda" if gpu else "cpu")
-    remember(config.threads)
+    state.remember(config.threads)
     try:
         warnings, names = _load(config)
     except AttnbenchError as err:
-        emit(Failed(str(err), err.exit_code == ExitCode.USAGE))
+        emit(messages.Failed(str(err), err.exit_code == ExitCode.USAGE))
         return
-    emit(Ready(tuple(warnings), tuple(names)))
+    emit(messages.Ready(tuple(warnings), tuple(names)))
     while True:
         _serve(requests.get(), heartbeat, emit)
-        heartbeat.write(NOBODY, NOBODY, "idle")
-        emit(Done())
+        heartbeat.write(messages.NOBODY, messages.NOBODY, "idle")
+        emit(messages.Done())
 
 
-def _load(config: WorkerConfig) -> tuple[list[str], list[tuple[str, ...]]]:
+def _load(config: messages.WorkerConfig) -> tuple[list[str], list[tuple[str, ...]]]:
     """Import implementations; return warnings, and the names that each of the user's files has.
 
     Of two versions of a repository only that one is loaded: what is installed by entry points
     may be the other, in editable mode.
     """
     load_built_in()
-    settle()
+    state.settle()
     if config.root is not None:
         names = [tuple(load_side(config.files, config.root, config.other_root))]
-        adopt(folder=True)
+        state.adopt(folder=True)
         return _put_back(", ".join(config.files)), names
     warnings = load_entry_points() + _put_back("an installed package")
     for file in config.files:
@@ -123,54 +90,54 @@ def _put_back(who: str) -> list[str]:
     Raises:
         WorkerError: something cannot be put back.
     """
-    adopt()
-    changed = restore_clocks() + settle()
-    if lasting := beyond_repair():
+    state.adopt()
+    changed = state.restore_clocks() + state.settle()
+    if lasting := state.beyond_repair():
         raise WorkerError(f"loading {who} changed {lasting}, which attnbench could not restore")
     if not changed:
         return []
     return [f"loading {who} changed {', '.join(changed)}; restored"]
 
 
-def _serve(request: Request, heartbeat: Heartbeat, emit: Emit) -> None:
-    stage = partial(heartbeat.write, NOBODY, NOBODY)
+def _serve(request: messages.Request, heartbeat: messages.Heartbeat, emit: Emit) -> None:
+    stage = partial(heartbeat.write, messages.NOBODY, messages.NOBODY)
     match request:
-        case Describe(device):
+        case messages.Describe(device):
             emit(describe(device, stage))
-        case AskReasons(cases, names):
+        case messages.AskReasons(cases, names):
             reasons = reasons_against(cases, names, stage)
-            restore_clocks()  # `supports` is anyone's code, too
-            settle()
-            emit(Reasons(reasons))
-        case AskNeeds(cases, names):
-            emit(Needs(needs_of(cases, names), free_bytes(cases[0].device)))
-        case MeasureCeilings(device, dtypes, threads):
-            settle(threads if device == "cpu" else None)
-            emit(Facts(measure_ceilings(device, list(dtypes))))
-        case Diagnose(device):
-            emit(Facts(diagnose(device, lambda words: emit(Testing(words)))))
-        case Measure():
+            state.restore_clocks()  # `supports` is anyone's code, too
+            state.settle()
+            emit(messages.Reasons(reasons))
+        case messages.AskNeeds(cases, names):
+            emit(messages.Needs(needs_of(cases, names), free_bytes(cases[0].device)))
+        case messages.MeasureCeilings(device, dtypes, threads):
+            state.settle(threads if device == "cpu" else None)
+            emit(messages.Facts(measure_ceilings(device, list(dtypes))))
+        case messages.Diagnose(device):
+            emit(messages.Facts(diagnose(device, lambda words: emit(messages.Testing(words)))))
+        case messages.Measure():
             _measure(request, heartbeat, emit)
-        case Profile(cases, seed):
+        case messages.Profile(cases, seed):
             for index, (case, impls) in enumerate(cases):
                 for number, impl in enumerate(impls):
                     at = partial(heartbeat.write, index, number, name=impl)
                     status, metrics = profile_cell(case, impl, seed, at)
-                    emit(CellProfiled(index, impl, metrics))
+                    emit(messages.CellProfiled(index, impl, metrics))
                     _end_if_lost(status)
-        case Trace():
+        case messages.Trace():
             traced = trace_cell(request, partial(heartbeat.write, 0, 0))
             emit(traced)
             _end_if_lost(traced.status)
-        case Check(items, seed):
+        case messages.Check(items, seed):
             for index, item in enumerate(items):
                 at = partial(heartbeat.write, index, 0, name=item.impl)
                 found = check_item(item.case, item.impl, item.draw, seed, at)
-                emit(ItemChecked(index, item.impl, **found))
+                emit(messages.ItemChecked(index, item.impl, **found))
                 _end_if_lost(found["status"])
 
 
-def _measure(request: Measure, heartbeat: Heartbeat, emit: Emit) -> None:
+def _measure(request: messages.Measure, heartbeat: messages.Heartbeat, emit: Emit) -> None:
     numbers = itertools.count()
     groups = [
         [Entry(index=next(numbers), case=case, impls=impls) for case, impls in group]
@@ -178,10 +145,10 @@ def _measure(request: Measure, heartbeat: Heartbeat, emit: Emit) -> None:
     ]
     entries = list(itertools.chain.from_iterable(groups))
     if entries[0].case.device == "cpu":
-        take_cores(entries[0].case.threads)  # all have the same
+        state.take_cores(entries[0].case.threads)  # all have the same
 
     def at(case: int, impl: str | None, stage: str) -> None:
-        number = NOBODY if impl is None else entries[case].impls.index(impl)
+        number = messages.NOBODY if impl is None else entries[case].impls.index(impl)
         heartbeat.write(case, number, stage, impl if stage == "build" else None)
 
     pruning = Pruning(request.oom, enabled=request.prune)
@@ -189,7 +156,7 @@ def _measure(request: Measure, heartbeat: Heartbeat, emit: Emit) -> None:
     def record(case: int, found: Record, clock: Clock | None = None) -> None:
         if found.status == "oom":
             pruning.oom.append(found.cell)
-        emit(CellMeasured(case, found))
+        emit(messages.CellMeasured(case, found))
         _end_if_lost(found.status, clock)
 
     try:
@@ -209,7 +176,7 @@ def _measure(request: Measure, heartbeat: Heartbeat, emit: Emit) -> None:
         for group in groups:
             host.return_freed_memory()
             if (free_bytes(device) or 0) < least:  # someone keeps it: a fresh process has it again
-                heartbeat.write(NOBODY, NOBODY, "idle")
+                heartbeat.write(messages.NOBODY, messages.NOBODY, "idle")
                 os._exit(_LOST)
             if fit := fitting(group, reporter, pruning):
                 measure_group(fit, instruments, reporter)
@@ -218,16 +185,14 @@ def _measure(request: Measure, heartbeat: Heartbeat, emit: Emit) -> None:
 def _end_if_lost(status: str, clock: Clock | None = None) -> None:
     """Leave the rest to a fresh process if this one has lost the device, a setting or its clock."""
     broken = clock is not None and clock.broken
-    if broken or (status == "crashed" and device_is_lost()) or beyond_repair():
+    if broken or (status == "crashed" and device_is_lost()) or state.beyond_repair():
         os._exit(_LOST)
 
 
 def _event_writer(descriptor: int) -> Emit:
-    stream, process = os.fdopen(descriptor, "wb", buffering=0), os.getpid()
+    stream = os.fdopen(descriptor, "wb", buffering=0)
 
-    def emit(event: Event) -> None:
-        if os.getpid() != process:
-            os._exit(_FORKED)  # an implementation forked, and returned in the child as well
+    def emit(event: messages.Event) -> None:
         # The first newline ends what someone else may have written.
         rest = memoryview(b"\n" + encode(event) + b"\n")
         while rest:
@@ -236,13 +201,13 @@ def _event_writer(descriptor: int) -> Emit:
     return emit
 
 
-def _request_queue(pipe: BinaryIO) -> queue.Queue[Request]:
+def _request_queue(pipe: BinaryIO) -> queue.Queue[messages.Request]:
     """Requests as they arrive. When the runner closes the pipe, or dies, this process ends."""
-    requests: queue.Queue[Request] = queue.Queue()
+    requests: queue.Queue[messages.Request] = queue.Queue()
 
     def read() -> None:
         for line in pipe:
-            requests.put(decode(line, Request))  # type: ignore[arg-type]
+            requests.put(decode(line, messages.Request))  # type: ignore[arg-type]
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()

@@ -16,15 +16,8 @@ from attnbench.api import Estimate, Implementation, building_mask
 from attnbench.base.parameters import shown
 from attnbench.base.units import size
 from attnbench.machine.state import beyond_repair, restore_clocks, settle
+from attnbench.measure import probes
 from attnbench.measure.clock import CaptureError
-from attnbench.measure.probes import (
-    Profiled,
-    call_at_peak,
-    call_kept,
-    count_flops,
-    profile_call,
-    watch_saved,
-)
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record, Sample, Status
 from attnbench.theory.costs import OPAQUE_FORMULAS
@@ -165,7 +158,7 @@ class Trial:
             self.bound = bind()
             return
         building_mask.reset()
-        self.bound, self.metrics["memory_prepared_bytes"] = call_kept(bind, self.case.device)
+        self.bound, self.metrics["memory_prepared_bytes"] = probes.call_kept(bind, self.case.device)
         self.metrics["mask_build_us"] = building_mask.spent_us
 
     def check(self, reference: Reference, *, first: bool) -> None:
@@ -215,7 +208,7 @@ class Trial:
         inputs = {x.untyped_storage().data_ptr() for x in self.tensors.values()}
         # A profiler around a compilation breaks it.
         if first and not self.impl.compiles and not self.checks_alone:
-            result, kept_bytes = call_kept(poisoned_call, self.case.device)
+            result, kept_bytes = probes.call_kept(poisoned_call, self.case.device)
             storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in leaves(result)}
             own = sum(storage.nbytes() for at, storage in storages.items() if at not in inputs)
             self.metrics["memory_retained_bytes"] = max(0, kept_bytes - own)
@@ -304,9 +297,9 @@ class Trial:
         self.metrics |= self._dispatched(self.bound)
         self.metrics["flops_note"] = self._flops_note()
         if self.case.device == "cuda":
-            self.metrics |= self._memory(*call_at_peak(self.bound.call))
+            self.metrics |= self._memory(*probes.call_at_peak(self.bound.call))
             return
-        profiled = profile_call(self.bound.call, self.case.device)
+        profiled = probes.profile_call(self.bound.call, self.case.device)
         assert profiled.peak_bytes is not None
         self.metrics |= self._memory(profiled.result, profiled.peak_bytes) | kernels_of(profiled)
 
@@ -317,7 +310,7 @@ class Trial:
         self.bound.call()
         if self.impl.compiles:
             self.metrics["compile_s"] += time.perf_counter() - begin
-        self.metrics |= kernels_of(profile_call(self.bound.call, self.case.device))
+        self.metrics |= kernels_of(probes.profile_call(self.bound.call, self.case.device))
 
     def _dispatched(self, bound: Bound) -> dict[str, Any]:
         """What a dispatch mode sees, from what is prepared to the end of one call.
@@ -328,10 +321,10 @@ class Trial:
             bound.refresh()
             return {}
         counted, source, saved_bytes = None, None, None
-        with watch_saved() if bound.grad else contextlib.nullcontext() as saved:
+        with probes.watch_saved() if bound.grad else contextlib.nullcontext() as saved:
             bound.refresh()
             try:
-                counted, source = count_flops(bound.call, OPAQUE_FORMULAS)
+                counted, source = probes.count_flops(bound.call, OPAQUE_FORMULAS)
             except Exception as err:  # a formula's; one of the call itself comes up again
                 self._why_not_counted = classify(err, "not counted")[1]
         if saved:
@@ -388,7 +381,7 @@ class Trial:
 _ATTENTION = "attention|attn|flash|fmha|sdpa"
 
 
-def kernels_of(profiled: Profiled) -> dict[str, Any]:
+def kernels_of(profiled: probes.Profiled) -> dict[str, Any]:
     """What ran, as columns: of the names at most eight, attention first, and how many there were.
 
     Where the profiler lost some, which is not to be mended, there is a note instead.
@@ -444,10 +437,7 @@ def raised(err: Exception, stage: str, file: str) -> dict[str, Any]:
 
 def classify(err: Exception, stage: str) -> tuple[Status, str]:
     """The status and the one-line reason of an exception raised in `stage`."""
-    try:
-        text = " ".join(str(err).split())[:300]
-    except Exception as worse:
-        text = f"(its text cannot be shown: {type(worse).__name__})"
+    text = " ".join(str(err).split())[:300]
     if isinstance(err, IncorrectError):
         return "incorrect", text
     # Measurable, but not in the way that was asked for.

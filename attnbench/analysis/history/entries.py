@@ -84,11 +84,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def entry_of(run: Run) -> Entry:
-    """What is kept of a run: the cells that have a time which can be right.
-
-    Raises:
-        StoreError: the run does not say when it was made.
-    """
+    """What is kept of a run: the cells that have a time which can be right."""
     info = run.info
     known = run.shared(run.environments)
     # What was asked for, under what there was: `threads` may be given as None.
@@ -108,26 +104,15 @@ def entry_of(run: Run) -> Entry:
                 groups[record.metrics["group"]] if record.metrics.get("group") else "",
             )
         )  # fmt: skip
-    found = Entry(
+    return Entry(
         run=run.run_id, created=str(info.get("created") or ""), commit=info.get("commit"),
         dirty=info.get("dirty"), cells=tuple(cells),
         environment={name: facts[name] for name in (*MACHINE, *FACTS) if name in facts},
     )  # fmt: skip
-    _check(found, f"{run.path / INFO}")
-    return found
 
 
 def _brief(value: float) -> float:
     return float(f"{value:.5g}")
-
-
-def _check(entry: Entry, where: str) -> None:
-    try:
-        _ = entry.when
-    except ValueError as err:
-        raise StoreError(
-            f"{where} does not say when the run was made (created: {entry.created!r})"
-        ) from err
 
 
 def read_file(file: Path) -> list[Entry]:
@@ -143,9 +128,7 @@ def read_file(file: Path) -> list[Entry]:
     found = []
     for number, line in enumerate(lines, start=1):
         with reading(f"{file}, line {number}", ", or not from this version"):
-            entry = decode(line, Entry)
-        _check(entry, f"{file}, line {number}")
-        found.append(entry)
+            found.append(decode(line, Entry))
     return found
 
 

@@ -12,14 +12,11 @@ other. A history asks this at every run of every line: the level is divided by t
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-from attnbench.errors import UsageError
 
 WINDOW = 30  # runs on either side that a test looks at
 SMOOTH, CLIP = 9, 2.5  # width of the running median; how many standard deviations may lie off it
@@ -118,11 +115,8 @@ def _clipped(y: Any) -> Any:
 
 def _candidates(y: Any) -> list[int]:
     """Where the mean changes, by PELT (Killick, Fearnhead & Eckley, JASA 107 (2012))."""
-    try:
-        import ruptures
-    except ImportError as err:
-        why = f"history needs ruptures ({err}): {sys.executable} -m pip install ruptures"
-        raise UsageError(why) from err
+    import ruptures
+
     variance = float(np.mean(np.diff(y) ** 2)) / 2
     if not variance:
         return []

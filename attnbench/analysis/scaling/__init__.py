@@ -76,7 +76,7 @@ def _problem(
 
 
 def _unanswered(run: Run, found: list[Series]) -> Iterator[LawFinding]:
-    """One line for each implementation without any series, and for a run of two devices."""
+    """One line for each implementation without any series."""
     if not run.records:
         yield _problem(run.run_id, f"no record in this run; {ASK}")
     answered = {(one.impl, one.workload) for one in found if any(one.times_us)}
@@ -87,10 +87,6 @@ def _unanswered(run: Run, found: list[Series]) -> Iterator[LawFinding]:
         if (impl, workload) not in answered:
             of = {"impl": impl, "workload": workload, "quantity": "time"}
             yield _problem(f"{impl}, {workload}", _why(records), **of)
-    devices = sorted({record.cell.case.device for record in run.records})
-    if len(devices) > 1:
-        several = f"records of {len(devices)} devices ({', '.join(devices)}) are fitted apart"
-        yield _problem(run.run_id, several, "one machine")
 
 
 def _why(records: list[Record]) -> str:

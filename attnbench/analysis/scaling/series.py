@@ -23,12 +23,10 @@ from attnbench.theory.traits import TRAITS, kind_words
 OVERHEAD_CONTEXT = 16  # a decode step after so few tokens is all overhead
 _PEAK = "memory_peak_bytes"
 _COST_OF: dict[str, Cost] = {"time": "time", "flops_law": "flops", "memory": "workspace"}
-MOST_WITH_NOTES = 5000  # cells; notes look at every sample, which takes longer than the fits
 
 
 def measured(run: Run) -> list[Measured]:
     """Every record of the run. Those that failed or are suspect have a doubt and no times."""
-    with_notes = len(run.records) <= MOST_WITH_NOTES
     found = []
     for record in run.records:
         case, environment = record.cell.case, run.environment_of(record)
@@ -40,7 +38,7 @@ def measured(run: Run) -> list[Measured]:
         known: dict[str, Any] = {"doubt": _doubt(record, environment)}
         if known["doubt"] is None:
             known["times_us"], known["allowed_us"] = _replicates_and_ends(record)
-            if with_notes and (unsteady := notes.unsteady(record)):
+            if unsteady := notes.unsteady(record):
                 known |= {"allowed_us": NOTHING_KNOWN, "doubt": f"unsteady ({unsteady})"}
         found.append(Measured(record=record, kind=kind, **known))
     return found
@@ -221,8 +219,8 @@ def _series(
     run: Run, axis: Axis, cells: list[Measured], overhead: Measured | None, laws: Laws
 ) -> Series:
     first, metrics = cells[0].record.cell, [cell.record.metrics for cell in cells]
-    here = times.described(run.environment_of(cells[0].record), first.case.device)
-    ceilings = limits.ceilings_of(here, first.case.threads)
+    environment = run.environment_of(cells[0].record)
+    ceilings = limits.ceilings_of(environment, first.case.threads)
     overhead_allowed_us = overhead.allowed_us if overhead else None
     if overhead and not overhead.is_known:  # it is no more than was ever seen
         overhead_allowed_us = 0.0, max(overhead.times_us)

@@ -208,10 +208,6 @@ class Round(Struct, frozen=True, kw_only=True):
 
     `failures` are of the cells that have no samples. `discarded` says why the round counts for
     nothing: a reason from counters of the system, never from its times. `spent_s` is the wall time.
-
-    Raises:
-        ValueError: more than one cell is slowed, or one without its base; CPU times of other
-            batches.
     """
 
     stage: Stage
@@ -221,14 +217,6 @@ class Round(Struct, frozen=True, kw_only=True):
     facts: RoundFacts = {}
     spent_s: Amount = 0.0
     cpu: Mapping[CellNumber, Mapping[Variant, Samples]] = {}
-
-    def __post_init__(self) -> None:
-        slowed = [of for of in self.samples.values() if "planted" in of]
-        if len(slowed) > 1 or any("base" not in of for of in slowed):
-            raise ValueError("one cell is slowed at most, beside its base")
-        for cell, of in self.cpu.items():
-            if _shape(of) != _shape(self.samples.get(cell, {})):
-                raise ValueError(f"cell {cell} has CPU times of other batches")
 
     def log_ratio(self, cell: int, above: Variant) -> float | None:
         """ln(time of `above` / time of the base) in a cell; None if not timed.
@@ -273,10 +261,6 @@ class Round(Struct, frozen=True, kw_only=True):
         return next((cell for cell, of in self.samples.items() if "planted" in of), None)
 
 
-def _shape(samples: Mapping[Variant, Samples]) -> dict[Variant, list[int]]:
-    return {variant: [len(batches) for batches in of] for variant, of in samples.items()}
-
-
 @dataclass(frozen=True, kw_only=True)
 class GateRun:
     """Everything a verdict rests on: `gate.json`.
@@ -286,9 +270,6 @@ class GateRun:
     interpreter runs it. `spent` maps parts of the run to wall seconds. `over_budget` says that time
     ran out before all was decided, `at_finding` that the run ended at something wrong or grown,
     which more rounds could not change.
-
-    Raises:
-        ValueError: a cell without its checks, a round with a cell that is none, a wrong seed.
     """
 
     rules: Rules
@@ -304,13 +285,3 @@ class GateRun:
     spent: Mapping[str, Amount] = field(default_factory=dict)
     over_budget: bool = False
     at_finding: bool = False
-
-    def __post_init__(self) -> None:
-        for number in range(len(self.cells)):
-            if len(self.checks.get(number, ())) < 2:
-                raise ValueError(f"cell {number} lacks a version")
-        for found in self.rounds:
-            if strange := {*found.samples, *found.failures} - set(range(len(self.cells))):
-                raise ValueError(f"there is no cell {min(strange)}")
-        if not isinstance(self.options.get("seed", 0), int):
-            raise ValueError("the seed is not a whole number")
