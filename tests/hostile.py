@@ -239,6 +239,12 @@ def leaves_a_daemon(o, k):
         os.waitpid(child, 0)
 
 
+@harm("ok", "crashed", "error")
+def returns_twice(o, k):
+    if first("twice"):
+        os.fork()
+
+
 # The state of the process.
 
 

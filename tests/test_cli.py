@@ -13,10 +13,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from click.shell_completion import ShellComplete
 
 import attnbench
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.loader import load_built_in, load_file
+from attnbench.cli import main
 from attnbench.cli.options import wrapped
 from attnbench.errors import UsageError
 from attnbench.execution.events import Events, Working
@@ -461,6 +463,15 @@ def test_a_worker_that_cannot_start_is_one_line_and_no_hang(
 ):
     monkeypatch.setattr(sys, "executable", python)
     assert_refused(cli("list"), "a worker", python, exit_code=4)
+
+
+@pytest.mark.parametrize("output", ["nowhere", "file", "x" * 5000, "a/b", ""])
+def test_completion_of_a_folder_that_cannot_be_read_offers_what_has_a_meaning(tmp_path, output):
+    (tmp_path / "file").write_text("")
+    shell = ShellComplete(main, {}, "attnbench", "_ATTNBENCH_COMPLETE")
+    offered = shell.get_completions(["export", "--output", output], "")
+    assert [item.type for item in offered] == ["file", "plain", "plain"]
+    assert [item.value for item in offered[1:]] == ["latest", "previous"]
 
 
 # The latest run, and the one before it.

@@ -20,7 +20,7 @@ from tests.conftest import COMMAND, TINY, environment, exported, wait_until
 FILE = hostile.__file__
 SWEPT = (
     "segfaults-later", "closes-descriptors", "aborts", "dies-with-a-child", "prints", "raises",
-    "leaves-a-daemon", "leaks",
+    "leaves-a-daemon", "returns-twice", "leaks",
 )  # fmt: skip
 
 pytestmark = pytest.mark.skipif(not CAN_FORK, reason="no forking here")

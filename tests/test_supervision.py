@@ -26,12 +26,18 @@ def checked(index: int, impl: str) -> ItemChecked:
 class ScriptedWorker:
     """Plays a list of steps: a sign to leave, a result to report, an end."""
 
-    def __init__(self, folder: Path, script: list[Any], words: str = "") -> None:
+    def __init__(
+        self, folder: Path, script: list[Any], words: str = "", late: bool = False
+    ) -> None:
         with (folder / f"heartbeat-{id(self)}").open("w+b") as file:
             self.heartbeat = Heartbeat(file.fileno())
         self._script = iter(script)
-        self.line = SimpleNamespace(last_words=lambda *_: words)
+        self.line = SimpleNamespace(last_words=lambda *_: words, ends_within=self.ends_within)
+        self._late = late
         self.request: list[Any] = []
+
+    def ends_within(self, _: float) -> bool:
+        return self._late
 
     def send(self, request: Any) -> None:
         self.request = request
@@ -67,9 +73,12 @@ def play(tmp_path):
 
     def run(
         *scripts: list[Any], timeout_s: float = 60.0, words: str = "", keys: Any = KEYS,
-        **options: Any,
+        ends_soon: int | None = None, **options: Any,
     ) -> tuple[dict[Any, Any], list[Any]]:  # fmt: skip
-        workers = [ScriptedWorker(tmp_path, script, words) for script in scripts]
+        workers = [
+            ScriptedWorker(tmp_path, script, words, number == ends_soon)
+            for number, script in enumerate(scripts)
+        ]
         remaining = list(workers)
         live: list[ScriptedWorker] = []
 
@@ -209,10 +218,33 @@ def test_of_who_was_tried_again_it_is_known_what_had_happened(play):
     assert text.endswith("(SIGSEGV): bus error; to blame is one of: b")
 
 
-def test_who_failed_in_an_earlier_run_is_tried_apart_from_the_others(play):
+def test_who_dies_soon_after_it_was_measured_alone_is_to_blame(play):
+    """What its thread does later would end whoever is measured then."""
+    scripts = [*OTHERS, "dies"], [(0, "a"), "done"], [(0, "b"), (1, "a"), "done"]
+    results, asked = play(*scripts, ends_soon=1)
+    death = results[0, "a"]
+    assert (death.status, asked) == ("crashed", [KEYS, [(0, "a")], KEYS[1:]])
+    assert death.reason.endswith("killed by signal 11 (SIGSEGV), within 3 s after it was measured")
+    assert "to blame" not in play.retried[0, "a"], "nobody else is"
+    assert results[0, "b"].status == results[1, "a"].status == "ok"
+
+
+def test_only_who_is_tried_again_is_waited_for(play, monkeypatch):
+    asked = []
+    monkeypatch.setattr(ScriptedWorker, "ends_within", lambda *_: asked.append(1), raising=False)
+    play([(0, "a"), (0, "b"), (1, "a"), "done"])
+    assert not asked
+    play([*OTHERS, "dies"], [(0, "a"), "done"], [(0, "b"), (1, "a"), "done"])
+    assert len(asked) == 1
+
+
+def test_who_failed_in_an_earlier_run_is_tried_apart_from_the_others(play, monkeypatch):
+    watched = []
+    monkeypatch.setattr(ScriptedWorker, "ends_within", lambda *_: watched.append(1), raising=False)
     scripts = [(0, "b"), "done"], [(0, "a"), (1, "a"), "done"]
     _, asked = play(*scripts, retried={(0, "b"): "crashed: x"})
     assert asked == [[(0, "b")], [(0, "a"), (1, "a")]]
+    assert watched == [1]
 
 
 # Events that cannot be read.

@@ -6,6 +6,8 @@ import itertools
 import math
 import os
 import shutil
+import sys
+import tempfile
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -282,6 +284,11 @@ def reason_against_compiling(case: Case) -> str | None:
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         return f"torch.compile needs a C++ compiler on CPU, and there is no {compiler}"
+    # Paths go unquoted into one command line (torch 2.13).
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+    for path in (torch.__file__, sys.base_prefix, tempfile.gettempdir(), cache):
+        if " " in path:
+            return f"torch.compile cannot use a path with a space on CPU: {path}"
     return None
 
 

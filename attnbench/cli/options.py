@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from attnbench.base.jsontext import plain
 from attnbench.base.units import (
@@ -147,6 +148,20 @@ class _Path(click.Path):
         return super().convert(value, param, ctx)
 
 
+class _Run(click.types.StringParamType):
+    """A run, for --replay a gate's, by folder or name: a shell completes what --output has."""
+
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+        from attnbench.store.folder import GATE, NAME, RECENT, SWEEP
+
+        names, file = list(RECENT), (GATE if param.name == "replay" else SWEEP).file
+        with contextlib.suppress(OSError, ValueError):
+            found = (ctx.params.get("output") or Path("results")).glob(f"*/{file}")
+            names += sorted(path.parent.name for path in found)
+        fitting = [name for name in names if name.startswith(incomplete) and NAME.fullmatch(name)]
+        return [CompletionItem(incomplete, type="file"), *map(CompletionItem, fitting)]
+
+
 def _parse_device(text: str, flag: str) -> str:
     known = ("auto", "cpu", "cuda")
     if text not in known:
@@ -164,7 +179,7 @@ THREADS = _Parsed("threads", parse_threads)
 SHARE = _Parsed("share", parse_share)
 DURATION = _Parsed("time", parse_duration)
 SHARD = _Parsed("i/n", parse_shard)
-RUN = click.STRING
+RUN = _Run()
 
 
 def given() -> dict[str, str]:

@@ -186,6 +186,11 @@ class Line:
         del self._kept[: end + 1]
         return line
 
+    def ends_within(self, within_s: float) -> bool:
+        """Whether the process ends in that time; False where that cannot be watched."""
+        watched = [] if self._ended is None else [self._ended]
+        return bool(select.select(watched, [], [], within_s if watched else 0)[0])
+
     def last_words(self, count: int = 1, since: int = 0) -> str:
         """The last lines on standard error since the last request and byte `since` of it."""
         text = plain(self._end_of_printed(since).decode(errors="replace"))

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Key = tuple[int, str]  # index of a case or item in the caller's list, implementation
 
 _POLL_S = 0.5
+_LINGER_S = 3.0  # for what a cell started, such as a thread, to do its harm
 
 
 class Death(NamedTuple):
@@ -55,9 +56,10 @@ class Supervision:
     before, one of them may be to blame, whose thread crashed late, who closed what is not its own
     or holds the memory: who was at it is tried once more, without them in a fresh process, and to
     blame if that fails as well. So it is where events cannot be read or the pipe was closed. If it
-    was at none, a fresh one tries the rest once more. An implementation that ended `deaths_each`
-    workers is not tried any further. `retried` says of who was tried once more what had happened
-    before, and who else may have done it.
+    was at none, a fresh one tries the rest once more. Alone, a result counts if the process lives
+    on for `_LINGER_S`. An implementation that ended `deaths_each` workers is not tried any further.
+    `retried` says of who was tried once more what had happened before, and who else may have done
+    it.
     """
 
     runner: LocalRunner
@@ -93,11 +95,12 @@ class Supervision:
                 if status == "skipped" and any(key[1] == name for [(_, name)] in crowded):
                     implied.add(key)  # by what may fit: to be asked for again, once that is known
                     continue
-                if len(asked) == 1 and (names := self._before.pop(key, [])):
-                    named = ", ".join(names[:5] + ["…"] * (len(names) > 5))
-                    self.retried[key] += f"; to blame is one of: {named}"
+                if key in self.retried and len(asked) == 1:
+                    event = self._outlived(worker, key, event)
                 del open_keys[key]
                 yield key, event
+                if isinstance(event, Death):
+                    break
             later = implied.union(*crowded)
             left = [key for key in asked if key in open_keys and key not in later]
             apart += crowded
@@ -130,6 +133,17 @@ class Supervision:
                 if self.deaths_each is not None and self._deaths[key[1]] >= self.deaths_each:
                     del open_keys[key]
                     yield key, Death("skipped", f"not tried: it ended {self.deaths_each} workers")
+
+    def _outlived(self, worker: Worker, key: Key, result: Result) -> Result | Death:
+        """The result of one tried again alone, if its process lives on for a while."""
+        if worker.line.ends_within(_LINGER_S):
+            self._deaths[key[1]] += 1
+            how = f"{ending(worker.ended() or 0)}, within {_LINGER_S:g} s after it was measured"
+            return Death("crashed", f"the process ended, {how}")
+        if names := self._before.pop(key, []):
+            named = ", ".join(names[:5] + ["…"] * (len(names) > 5))
+            self.retried[key] += f"; to blame is one of: {named}"
+        return result
 
     def _next(
         self, worker: Worker, attempt: _Attempt

@@ -35,7 +35,7 @@ from attnbench.worker.tracing import profile_cell, trace_cell
 from attnbench.worker.trial import classify, device_is_lost
 
 Emit = Callable[[messages.Event], None]
-_LOST = 70
+_LOST, _FORKED = 70, 71
 _LEFT = 0.7  # of the memory that was free before the first group
 
 
@@ -190,9 +190,11 @@ def _end_if_lost(status: str, clock: Clock | None = None) -> None:
 
 
 def _event_writer(descriptor: int) -> Emit:
-    stream = os.fdopen(descriptor, "wb", buffering=0)
+    stream, process = os.fdopen(descriptor, "wb", buffering=0), os.getpid()
 
     def emit(event: messages.Event) -> None:
+        if os.getpid() != process:
+            os._exit(_FORKED)  # an implementation forked, and returned in the child as well
         # The first newline ends what someone else may have written.
         rest = memoryview(b"\n" + encode(event) + b"\n")
         while rest:
