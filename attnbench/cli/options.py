@@ -77,11 +77,15 @@ def show(document: Document, options: Mapping[str, Any] = {}) -> int:
     """Print a document in the format of the options; return its exit code.
 
     Raises:
-        UsageError: it is not to be had in that.
+        UsageError: it is not to be had in that, or two formats are asked for.
     """
     from attnbench.report.render import rendered
 
-    format_ = "json" if options.get("as_json") else options.get("format_", "text")
+    format_ = options.get("format_", "text")
+    if options.get("as_json"):
+        if format_ not in ("text", "json"):
+            raise UsageError(f"--json is short for --format json; drop it, or --format {format_}")
+        format_ = "json"
     click.echo(rendered(document, format_), nl=False)
     return int(document.exit_code)
 
