@@ -380,8 +380,6 @@ def _connected(address: str, folder: str) -> Any:
             + "; start one with: ray start --head, or take the cores of this machine with:"
             " --ray-address local" * (address != "local")
         ) from err
-    # It would print twenty lines of log for a node that is lost.
-    ray._private.worker.print_to_stdstream = lambda *_, **__: None
     return ray
 
 
