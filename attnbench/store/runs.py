@@ -217,4 +217,6 @@ def load_info(path: Path) -> dict[str, Any]:
         if (found := info.get("schema")) != SCHEMA:
             reads = f"this version reads {SCHEMA}: measure again"
             raise StoreError(f"{file} has schema {found!r:.20}; {reads}")
+        if not (isinstance(info.get("run_id"), str) and isinstance(info.get("planned"), str)):
+            raise ValueError("it has no run_id, or no checksum of a plan")
     return info
