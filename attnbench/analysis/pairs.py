@@ -10,12 +10,7 @@ from attnbench.analysis.times import (
     interval_us,
     time_us,
 )
-from attnbench.base.stats import (
-    median,
-    median_interval,
-    processes_interval,
-    quotient_interval,
-)
+from attnbench.base import stats
 from attnbench.schema.record import Record
 
 # For either end of an interval that knows one process. Two of the same code differ, persistently
@@ -79,7 +74,7 @@ def ratio_of(above: CellTimes, below: CellTimes) -> tuple[float, Interval | None
 
 def unpaired(above: CellTimes, below: CellTimes) -> tuple[float, Interval | None]:
     """The quotient of the reported times, with that of their intervals."""
-    interval = quotient_interval(above.interval_us, below.interval_us)
+    interval = stats.quotient_interval(above.interval_us, below.interval_us)
     return above.time_us / below.time_us, interval
 
 
@@ -89,12 +84,12 @@ def paired(above: CellTimes, below: CellTimes) -> tuple[float, Interval | None] 
     for place, first_us in above.rounds_us.items():
         if (second_us := below.rounds_us.get(place)) is not None:
             processes.setdefault(place[1], []).append(first_us / second_us)
-    medians = [median(found) for found in processes.values()]
+    medians = [stats.median(found) for found in processes.values()]
     if len(medians) > 1:
-        return median(medians), processes_interval(medians)
+        return stats.median(medians), stats.processes_interval(medians)
     for found in processes.values():
-        if within := median_interval(found):
-            return median(found), (within[0] / MARGIN, within[1] * MARGIN)
+        if within := stats.median_interval(found):
+            return stats.median(found), (within[0] / MARGIN, within[1] * MARGIN)
     return None
 
 

@@ -45,11 +45,7 @@ def open_file(file: Path) -> BinaryIO:
 
 
 def read(file: Path) -> bytes:
-    """All of a user's file.
-
-    Raises:
-        OSError: as `open_file`.
-    """
+    """All of a user's file; raises as `open_file`."""
     with open_file(file) as source:
         return source.read()
 
@@ -71,11 +67,7 @@ def reading(file: Path | str, whose: str = "", hint: str = "") -> Iterator[None]
 
 
 def digest(file: Path) -> str:
-    """The first 16 hexadecimal digits of SHA-256 of the file.
-
-    Raises:
-        OSError: as `read`.
-    """
+    """The first 16 hexadecimal digits of SHA-256 of the file; raises as `open_file`."""
     return checksum(read(file))
 
 

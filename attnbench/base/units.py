@@ -196,12 +196,11 @@ def glued(text: str) -> str:
     return _UNIT.sub(GLUE, text)
 
 
-def filled(text: str, width: int, hang: int, first: str = "") -> str:
+def filled(text: str, width: int, hang: int) -> str:
     """The text broken between words, `hang` blanks before each line but the first."""
     lines = textwrap.fill(
         glued(text),
         width,
-        initial_indent=first,
         subsequent_indent=" " * hang,
         break_long_words=False,
         break_on_hyphens=False,

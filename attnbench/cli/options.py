@@ -16,17 +16,8 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from attnbench.base import units
 from attnbench.base.jsontext import plain
-from attnbench.base.units import (
-    filled,
-    parse_duration,
-    parse_names,
-    parse_positive,
-    parse_shard,
-    parse_share,
-    parse_sizes,
-    parse_threads,
-)
 from attnbench.errors import AttnbenchError, ExitCode, UsageError
 
 Command = Callable[..., Any]
@@ -49,7 +40,7 @@ def wrapped(text: str, *, err: bool = False, hang: int = 2) -> str:
     stream = sys.stderr if err else sys.stdout
     if stream is None or not (stream.isatty() or "COLUMNS" in os.environ):  # None: it is closed
         return text
-    return filled(text, shutil.get_terminal_size().columns, hang)
+    return units.filled(text, shutil.get_terminal_size().columns, hang)
 
 
 def say(text: str, *, err: bool = False, fg: str | None = None, hang: int = 2) -> None:
@@ -175,14 +166,14 @@ def _parse_device(text: str, flag: str) -> str:
 
 
 PATH = _Path(path_type=Path)
-POSITIVE = _Parsed("number", parse_positive)
+POSITIVE = _Parsed("number", units.parse_positive)
 DEVICE = _Parsed("[auto|cpu|cuda]", _parse_device)
-SIZES = _Parsed("sizes", parse_sizes)
-NAMES = _Parsed("names", parse_names)
-THREADS = _Parsed("threads", parse_threads)
-SHARE = _Parsed("share", parse_share)
-DURATION = _Parsed("time", parse_duration)
-SHARD = _Parsed("i/n", parse_shard)
+SIZES = _Parsed("sizes", units.parse_sizes)
+NAMES = _Parsed("names", units.parse_names)
+THREADS = _Parsed("threads", units.parse_threads)
+SHARE = _Parsed("share", units.parse_share)
+DURATION = _Parsed("time", units.parse_duration)
+SHARD = _Parsed("i/n", units.parse_shard)
 RUN = _Run()
 
 

@@ -12,17 +12,8 @@ import time
 from pathlib import Path
 from typing import Any, Self, TextIO
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Column
 
 from attnbench.base import units
@@ -68,8 +59,8 @@ class _Display:
         self._quiet = quiet
         file: Any = sys.stderr and _Unread(sys.stderr)  # None where it is closed
         self._console = Console(file=file, stderr=True, highlight=False, emoji=False)
-        self._progress: Progress | None = None
-        self._task = TaskID(0)
+        self._progress: progress.Progress | None = None
+        self._task = progress.TaskID(0)
 
     def say(self, text: str) -> None:
         """Print a line that stays, unless quiet."""
@@ -81,13 +72,13 @@ class _Display:
         text = wrapped(f"Warning: {message}", err=True)
         self._console.print(text, markup=False, soft_wrap=True)
 
-    def _begin(self, *columns: ProgressColumn, total: float | None = None) -> None:
+    def _begin(self, *columns: progress.ProgressColumn, total: float | None = None) -> None:
         """Show the live line, where there is a terminal: a spinner unless columns are given."""
         if self._console.is_terminal and not self._quiet:
             # Each refresh takes time from what is measured.
-            self._progress = Progress(
-                *(columns or (SpinnerColumn(), TimeElapsedColumn())),
-                TextColumn("{task.description}", markup=False),
+            self._progress = progress.Progress(
+                *(columns or (progress.SpinnerColumn(), progress.TimeElapsedColumn())),
+                progress.TextColumn("{task.description}", markup=False),
                 console=self._console, transient=True, refresh_per_second=1,
                 speed_estimate_period=3600,  # cells take unlike times: the rate of the whole run
             )  # fmt: skip
@@ -162,11 +153,11 @@ class SweepDisplay(_Display):
         workers = f"{processes} process{'es' * (processes != 1)}"
         self.say(f"{units.counted(count, 'cell')}{again} in {workers}{decided} -> {path}")
         self._begin(
-            TextColumn("{task.percentage:.0f} %"),
-            BarColumn(bar_width=12),
-            TimeElapsedColumn(table_column=Column(min_width=7)),
-            TimeRemainingColumn(table_column=Column(min_width=7)),
-            TextColumn("left"),
+            progress.TextColumn("{task.percentage:.0f} %"),
+            progress.BarColumn(bar_width=12),
+            progress.TimeElapsedColumn(table_column=Column(min_width=7)),
+            progress.TimeRemainingColumn(table_column=Column(min_width=7)),
+            progress.TextColumn("left"),
             total=sum(cell_s(cell.case) for cell in measured),
         )
 

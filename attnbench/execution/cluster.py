@@ -351,11 +351,7 @@ def _line(err: Exception) -> str:
 
 
 def _connected(address: str, folder: str) -> Any:
-    """The module `ray`, connected to a cluster that has sent the folder to its nodes.
-
-    Raises:
-        UsageError: Ray is not installed, or there is no such cluster.
-    """
+    """The module `ray`, connected to a cluster that has sent the folder to its nodes."""
     try:
         import ray
     except ImportError as err:
@@ -380,8 +376,6 @@ def _connected(address: str, folder: str) -> Any:
             + "; start one with: ray start --head, or take the cores of this machine with:"
             " --ray-address local" * (address != "local")
         ) from err
-    # It would print twenty lines of log for a node that is lost.
-    ray._private.worker.print_to_stdstream = lambda *_, **__: None
     return ray
 
 
@@ -389,9 +383,6 @@ def _staged(files: Sequence[str], folder: Path) -> tuple[str, ...]:
     """Copy to `folder` what nodes need: attnbench, and each user's file with the folder it is in.
 
     Returns the files there.
-
-    Raises:
-        UsageError: one cannot be read.
     """
     package = Path(__file__).resolve().parents[1]
     spec = importlib.util.find_spec("attnbench_impls")

@@ -112,8 +112,6 @@ def _check(runs: Sequence[Run], *, mixed: bool) -> None:
         raise UsageError("merge takes two runs or more: attnbench merge RUN RUN …")
     owners: dict[Any, Run] = {}
     for run in runs:
-        if not run.cells:
-            raise UsageError(f"{run.path} has no plan; only what a sweep measured can be merged")
         facts, others = _facts(run, mixed=mixed), _facts(runs[0], mixed=mixed)
         if differ := [
             f"{name} {others.get(name)} and {facts.get(name)}"

@@ -159,8 +159,6 @@ def resume(
             held.enter_context(folder.lock())
         run = load_run(path)
         try:
-            if not run.cells:
-                raise KeyError("plan")
             settings = msgspec.convert(vars(Settings(**run.info["settings"])), Settings)
             settings = replace(settings, files=run.files)  # refused if changed since
             names = FINGERPRINT if ray is None else _ALIKE

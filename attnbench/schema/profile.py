@@ -199,6 +199,4 @@ def read_profile(path: Path) -> Profile:
     file = path / FILE if path.is_dir() else path
     whose = f", or not a profile of schema {SCHEMA}"
     with reading(file, whose, "; make one with: attnbench profile"):
-        profile = decode(unsealed(read(file)), Profile)
-        _ = profile.cell
-        return profile
+        return decode(unsealed(read(file)), Profile)

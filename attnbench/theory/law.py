@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
 from typing import Self
 
 from attnbench.errors import UsageError
@@ -41,7 +40,7 @@ class Term:
 
     def renamed(self, variable: str, other: str) -> Term:
         """The term with one variable in the place of another."""
-        found: list[dict[str, Fraction]] = [{}, {}]
+        found = dict[str, Fraction](), dict[str, Fraction]()
         for own, factors in zip(found, (self.powers, self.logs), strict=True):
             for name, power in factors:
                 name = other if name == variable else name
@@ -89,11 +88,6 @@ class Law:
         return replace(self, terms=tuple(dict.fromkeys((*parse(text).terms, *self.terms))))
 
     def __str__(self) -> str:
-        return self._text
-
-    @cached_property
-    def _text(self) -> str:
-        """Written once: a large run says it in thousands of findings."""
         text = " + ".join(str(term) for term in self.terms)
         return f"O({text})" if self.bound else text
 

@@ -362,11 +362,7 @@ def core_of(impl: Implementation | None) -> Core:
 def _believe(
     case: Case, tensors: Tensors, method: AttentionCall, again: AttentionCall | None
 ) -> None:
-    """See that o is finite, of its shape and dtype and, `again`, the same, whatever a mask hides.
-
-    Raises:
-        DefinitionError: it is not; the message says what the definition does.
-    """
+    """See that o is finite, of its shape and dtype and, `again`, the same whatever a mask hides."""
     q, k, v = (tensors[name].detach() for name in "qkv")
     o = method(q, k, v)
     expected = q.new_zeros(case.batch, case.heads, case.seq_len, case.value_dim)

@@ -85,11 +85,7 @@ def _load(config: messages.WorkerConfig) -> tuple[list[str], list[tuple[str, ...
 
 
 def _put_back(who: str) -> list[str]:
-    """Put back what loading changed; return a warning that says so, if anything.
-
-    Raises:
-        WorkerError: something cannot be put back.
-    """
+    """Put back what loading changed; return a warning that says so, if anything."""
     state.adopt()
     changed = state.restore_clocks() + state.settle()
     if lasting := state.beyond_repair():

@@ -320,20 +320,17 @@ def profile_cell(
 
     It is neither checked nor timed. `at` is called with each stage as it begins.
     """
-    workload = WORKLOADS.get(case.workload)
     try:
         settle()
-        at("inputs")
-        tensors = workload.tensors(case)
-        workload.fill(case, tensors, Draw(seed=seed))
-        trial = Trial(impl=implementation(name), case=case, tensors=tensors, checks_alone=True)
+        at("build")
+        trial = built(case, name, seed)
     except Exception as err:
         status, reason = classify(err, "inputs")
         return status, {"kernel_note": f"not profiled: {reason}"}
-    for stage, step in (("build", trial.build), ("profile", trial.profile)):
-        at(stage)
-        with trial.stage(stage):
-            step()
-        if trial.status is not None:
-            return trial.status, {"kernel_note": f"not profiled: {trial.reason}"}
+    if trial.status is None:
+        at("profile")
+        with trial.stage("profile"):
+            trial.profile()
+    if trial.status is not None:
+        return trial.status, {"kernel_note": f"not profiled: {trial.reason}"}
     return "ok", {name: trial.metrics[name] for name in _METRICS if name in trial.metrics}

@@ -6,7 +6,7 @@ A line takes some 9 kB for 80 cells, so that years of a CI fit into one file.
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -68,9 +68,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def when(self) -> datetime:
-        """When the run was made; a time without a zone is taken as UTC."""
-        found = datetime.fromisoformat(self.created)
-        return found if found.tzinfo else found.replace(tzinfo=UTC)
+        """When the run was made."""
+        return datetime.fromisoformat(self.created)
 
     @property
     def machine(self) -> tuple[Any, ...]:

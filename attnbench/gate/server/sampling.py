@@ -45,7 +45,7 @@ class Sampler:
     def take(
         self, request: TakeSample, call: Call, renew: Callable[[], Call] | None = None
     ) -> SampleTaken:
-        """Take a sample of `call`; of what `renew` returns, if given, anew before each call.
+        """Take a sample of `call`; of what `renew` returns, if given, again before each call.
 
         Calls that are renewed are timed one by one, and a batch is their mean.
         """

@@ -232,7 +232,7 @@ class _Decode(Workload):
         of_length, values = case.position.encoding.frequencies, case.position.values
         ends = case.seq_len, step_ends(case)[-1]
         if len({tuple(of_length(values, case.head_dim, end)) for end in ends}) > 1:
-            return f"{case.position.name} turns keys anew that are in a cache, past its length"
+            return f"{case.position.name} turns keys again that are in a cache, past its length"
         if cache_of(case)[0].keeps_window and impl.definition is not None:
             return f"cache {case.cache} keeps keys in any order, and {impl.name} minds their places"
         if as_seen(case) != case and impl.family not in ("exact", "sparse"):
