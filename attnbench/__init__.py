@@ -66,9 +66,9 @@ def sweep(
 ) -> pd.DataFrame:
     """Measure and return the run's table; the run is stored in `output` as on the command line.
 
-    `axes` are the fields of `attnbench.planning.plan.Axes` (`seq_lens=(128, 256)`,
-    `impls=("naive",)`, `workload="decode"`, …), `settings` those of
-    `attnbench.execution.process.Settings` (`device`, `precision`, `max_time_s`, …).
+    `axes` are called as their flags (`seq_lens=(128, 256)`, `impls=("naive",)`,
+    `workload="decode"`, …), `settings` are fields of `attnbench.execution.process.Settings`
+    (`device`, `precision`, `max_time_s`, …).
 
     Raises:
         UsageError: an axis or a value that makes no sense; nothing was written.
@@ -80,8 +80,10 @@ def sweep(
     from attnbench.execution.session import SweepRequest
     from attnbench.execution.session import sweep as start
     from attnbench.planning.plan import Axes
+    from attnbench.schema.axes import KEYWORDS
 
-    require("axis", axes, Axes.__dataclass_fields__, "how to measure goes into settings={…}")
+    axis_names = ("workload", "impls", *KEYWORDS)
+    require("axis", axes, axis_names, "how to measure goes into settings={…}")
     known = [name for name in Settings.__dataclass_fields__ if name not in _NO_SETTINGS]
     require("setting", settings or {}, known, "settings={…}")
     chosen = Settings(

@@ -91,7 +91,7 @@ def test_both_sides_are_asked_for_and_the_base_is_gone_afterwards(cli, imagined,
     assert (candidate.root, candidate.commit) == (str(root), git(root, "rev-parse", "HEAD"))
     assert candidate.files == (f"{root}/a.py", f"{root}/b.py")
     assert not candidate.dirty
-    assert imagined.request.sweeps == (Axes(seq_lens=(128, 256, 512, 1024)),)
+    assert imagined.request.sweeps == (Axes(seq_lens=(128, 256, 512, 1024), threads=(1,)),)
     rules, settings = imagined.request.rules, imagined.request.settings
     assert (settings.threads, rules.threshold, rules.budget_s) == (1, 0.1, 300)
     assert not imagined.request.keep_going

@@ -49,7 +49,7 @@ def test_every_implementation_gets_its_row_by_real_checks_and_rounds(tmp_path, m
     right = dict.fromkeys(("spoilt", "hoarder", "same"), "pass")
     base = right | {"gone": "pass", "naive": WRONG}
     candidate = right | {"spoilt": WRONG, "hoarder": KEEPS, "new": "pass", "naive": "pass"}
-    events, sweep = list[object](), replace(SMALL, kv_heads=(2, 3))
+    events, sweep = list[object](), SMALL.having(kv_heads=(2, 3))
     rules = Rules(screen_rounds=1, looks=(1,), alpha=0.5, beta=0.5)
     request = a_request(
         tmp_path, base=base, candidate=candidate, sweeps=(sweep,), rules=rules, keep_going=True
@@ -166,7 +166,7 @@ def test_a_candidate_that_does_not_import_and_sweeps_of_nonsense_are_one_line(tm
         ({"kv_heads": (3,)}, "kv"),
     ):
         with pytest.raises(UsageError, match=says):
-            follow(run_gate(replace(request, sweeps=(replace(SMALL, **axes),))))
+            follow(run_gate(replace(request, sweeps=(SMALL.having(**axes),))))
     imagined["candidate"] = "SyntaxError"
     with pytest.raises(UsageError, match=r"candidate cannot be measured.*SyntaxError"):
         follow(run_gate(request))
@@ -184,7 +184,7 @@ def test_a_gpu_that_takes_one_process_is_refused_before_a_round(
 
 def test_a_case_is_skipped_only_if_no_sweep_has_a_use_for_it(monkeypatch, recorded_catalogue):
     monkeypatch.setattr(measuring, "mismatch", lambda axes, case: "why" if axes.impls else None)
-    sweeps = replace(SMALL, impls=("naive",)), SMALL
+    sweeps = SMALL.having(impls=("naive",)), SMALL
     for order in (sweeps, sweeps[::-1]):
         assert set(measuring._cells(order, recorded_catalogue, ["naive"])[1].values()) == {None}
 

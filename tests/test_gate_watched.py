@@ -56,7 +56,8 @@ def test_every_key_of_the_table_has_its_place(root):
     )
     axes = Axes(
         workload="decode", seq_lens=(128, 256, 512), heads=(8,), batch_sizes=(1, 2),
-        masks=("full", "window:64"), caches=("static",), new_tokens=(4,), impls=("one", "two"),
+        masks=("full", "window:64"), caches=("static",), new_tokens=(4,), passes=("forward",),
+        impls=("one", "two"),
     )  # fmt: skip
     assert found == Watched(
         files=("a.py", "kernels/b.py", "kernels/c.py"), sweeps=(axes,), base="release", threads=2,

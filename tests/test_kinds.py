@@ -37,7 +37,7 @@ def test_a_core_s_law_becomes_the_workload_s(case, core, law):
 
 @pytest.mark.parametrize(("fields", "words"), [
     ({"workload": "decode", "pass_": "both"}, "decode has no both pass (--passes forward)"),
-    ({"workload": "layer", "kv_len": 7}, "layer has no key/value length of its own"),
+    ({"workload": "layer", "kv_len": 7}, "layer has no kv_len of its own, but 7 (--kv-lens)"),
     ({"workload": "recurrent", "kv_heads": 2}, "recurrent has no heads to share"),
     ({"workload": "recurrent", "value_dim": 2}, "recurrent has no values of width 2"),
     ({"workload": "recurrent", "mask": parse_mask("window:3")}, "--masks causal"),

@@ -1,66 +1,20 @@
-"""The axes of a case: which of them a run varies, and how one is written in a few letters."""
+"""The axes of a case in a table: which of them a run varies, and how they are written."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from attnbench.base.units import is_unknown
+from attnbench.schema import axes as schema
 from attnbench.theory.traits import TRAITS
 
-
-@dataclass(frozen=True, kw_only=True)
-class Axis:
-    """A column that belongs to the case, or to the device that measured it.
-
-    `follows` is the axis it equals unless given. `plain` is the value that is sorted first, and
-    `silent` one that labels leave out: where nothing else names a row, it is `unsaid`.
-    """
-
-    column: str
-    symbol: str = ""
-    follows: str | None = None
-    plain: str | None = None
-    silent: Any = None
-    unsaid: str = ""
-
-    def text(self, value: Any) -> str:
-        """Return `n=128`, `causal`, or nothing for an unknown or silent value."""
-        if is_unknown(value) or value == self.silent:
-            return ""
-        return f"{self.symbol}={value}" if self.symbol else str(value)
-
-
-# In the order in which rows are sorted and labels read.
-AXES: dict[str, Axis] = {
-    axis.column: axis
-    for axis in (
-        Axis(column="workload"),
-        Axis(column="device"),
-        Axis(column="device_name"),  # of a cluster's nodes, or a merged run's
-        Axis(column="dtype"),
-        Axis(column="pass", plain="forward"),
-        Axis(column="mask", plain="full"),
-        Axis(column="position", plain="none", silent="none", unsaid="no position encoding"),
-        Axis(column="projection", symbol="projection"),
-        Axis(column="cache", symbol="cache"),
-        Axis(column="width", symbol="E"),
-        Axis(column="head_dim", symbol="D"),
-        Axis(column="value_dim", symbol="V", follows="head_dim"),
-        Axis(column="heads", symbol="H"),
-        Axis(column="kv_heads", symbol="G", follows="heads"),
-        Axis(column="batch", symbol="B"),
-        Axis(column="threads", symbol="threads", silent=1, unsaid="1 thread"),
-        Axis(column="new_tokens", symbol="T"),
-        Axis(column="layers", symbol="layers", silent=1, unsaid="1 layer"),
-        Axis(column="query_tokens", symbol="Q", silent=1, unsaid="one query a step"),
-        Axis(column="seq_len", symbol="n"),
-        Axis(column="kv_len", symbol="S", follows="seq_len"),
-    )
-}
+# In the order in which rows are sorted and labels read; a cluster's nodes, or the runs that were
+# merged, have device names of their own.
+AXES = {name: schema.Axis(field=name) for name in ("workload", "device", "device_name")} | dict(
+    sorted(schema.AXES.items(), key=lambda item: item[1].order[0])
+)
 
 
 def varying(frame: pd.DataFrame) -> list[str]:
@@ -95,17 +49,17 @@ def fixed(frame: pd.DataFrame) -> str:
         left_out |= _OF_HEADS
     first = frame.iloc[0]
     names = [name for name in AXES if name not in left_out and not _follows(frame, name)]
-    return ", ".join(filter(None, (AXES[name].text(first[name]) for name in names)))
+    return ", ".join(filter(None, (_text(first, name) for name in names)))
 
 
 def label(row: pd.Series[Any] | Mapping[Any, Any], names: list[str]) -> str:
     """Write the named axes that a row has: `H=4 B=1 n=128 rope`; a follower where it differs."""
-    texts = [
-        AXES[name].text(row[name])
-        for name in names
-        if name in row and (AXES[name].follows is None or row[name] != row[str(AXES[name].follows)])
-    ]
-    return " ".join(text for text in texts if text)
+    return " ".join(filter(None, (_text(row, name) for name in names if name in row)))
+
+
+def _text(row: pd.Series[Any] | Mapping[Any, Any], name: str) -> str:
+    axis = AXES[name]
+    return "" if axis.unsaid and row[name] == axis.plain else axis.text(row)
 
 
 def heading(row: pd.Series[Any] | Mapping[Any, Any], names: list[str]) -> str:
@@ -133,8 +87,8 @@ def in_order(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _plain_first(values: pd.Series[Any]) -> pd.Series[Any]:
-    plain = AXES[str(values.name)].plain
-    return values if plain is None else values.where(values != plain, "")
+    axis = AXES[str(values.name)]
+    return values.where(values != axis.plain, "") if axis.kind == "names" else values
 
 
 def slices(frame: pd.DataFrame, names: list[str]) -> list[tuple[dict[str, Any], pd.DataFrame]]:

@@ -15,6 +15,7 @@ from attnbench.base.parameters import base_name
 from attnbench.base.registry import Registry
 from attnbench.base.stats import median
 from attnbench.machine import limits
+from attnbench.schema.axes import AXES
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.store.runs import Run
@@ -88,7 +89,7 @@ class TableRow:
         least_us = {
             "compute": _quotient(limits.flops(metrics), peak, per=1e-6),
             "memory": _quotient(traffic, ceilings.read_gbps, per=1e-3),
-            "launch": None if starts_us is None else starts_us / (case.new_tokens or 1),
+            "launch": None if starts_us is None else starts_us / case.units,
         }
         return {
             "arithmetic_intensity": _quotient(metrics.get("flops_useful"), traffic),
@@ -211,5 +212,7 @@ class Column:
 
 COLUMNS: Registry[Column] = Registry("column")
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-for _name, (_source, _kind, _unit, _meaning) in _TABLE.items():
+for _name in chain(*([n for n in AXES if n not in _TABLE] if n == "axes" else [n] for n in _TABLE)):
+    _row = _TABLE.get(_name) or ["case", AXES[_name].column_kind, "", AXES[_name].meaning]
+    _source, _kind, _unit, _meaning = _row
     COLUMNS.add(_name, Column(name=_name, source=_source, kind=_kind, unit=_unit, meaning=_meaning))

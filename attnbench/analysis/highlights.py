@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from attnbench.analysis.axes import label, slices
+from attnbench.analysis.axes import AXES, label, slices
 from attnbench.analysis.leads import against, hardest_case, leads
 from attnbench.analysis.notes import doubt_sentence, suspect_sentence
 from attnbench.analysis.table import WORST_FIRST, time_ratio
@@ -80,10 +80,7 @@ def cache_sentence(run: Run, rows: pd.DataFrame) -> str:
     decode = rows[rows["cache"].notna() & rows["time_us"].notna()]
     if decode["cache"].nunique() < 2:
         return ""
-    same = [
-        "impl", "position", "dtype", "heads", "kv_heads", "head_dim", "batch", "mask", "threads",
-        "layers", "query_tokens", "new_tokens", "seq_len",
-    ]  # fmt: skip
+    same = [name for name in ("impl", *AXES) if name != "cache" and decode[name].notna().all()]
     counts = decode.groupby(same)["cache"].transform("nunique")
     longest = decode[counts == counts.max()].sort_values("seq_len", kind="stable")
     last = longest[longest["case_id"].isin(longest.tail(1)["case_id"])].iloc[0]

@@ -181,5 +181,5 @@ def launch_bound(record: Record) -> bool:
     if issued_us is None or ran_us is None:
         return False
     exposed_us = issued_us - (record.metrics.get("hidden_us") or 0.0)
-    left_us = (ran_us - exposed_us) * (record.cell.case.new_tokens or 1)  # of the whole call
+    left_us = (ran_us - exposed_us) * record.cell.case.units  # of the whole call
     return bool(exposed_us >= HOST_BOUND * ran_us and left_us <= PACED_US)

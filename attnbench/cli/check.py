@@ -20,7 +20,7 @@ def check(watch: bool, **options: Any) -> None:
 
     Of masks, L against S, heads, D, V, batch, scale, position encodings, layouts of the inputs
     and of the output's gradient, inputs that require none, and dtypes, the battery has any two
-    together in some check; and long, tiny and large inputs, layers and decoding. Each is checked on
+    together in some check; and long, tiny, large inputs; `layer` and `decode`. Each is checked on
     two draws of inputs in the same tensors, with planted needle keys; and so are properties that
     hold for every method: no look ahead, batch and heads apart, any order of keys, any block size,
     exact in its limit, gradients by finite differences. What an implementation cannot take is

@@ -19,6 +19,7 @@ from click.shell_completion import CompletionItem
 from attnbench.base import units
 from attnbench.base.jsontext import plain
 from attnbench.errors import AttnbenchError, ExitCode, UsageError
+from attnbench.schema.axes import AXES, KEYWORDS
 
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]
@@ -259,7 +260,8 @@ def run_argument(command: Command) -> Command:
     return output_option(click.argument("run", type=RUN, default="latest")(command))
 
 
-AXIS_FIELDS = tuple(flag[2:].replace("-", "_") for flag in _TABLE["axes"])
+_AXES = [axis for axis in KEYWORDS.values() if axis.help]  # commands have --threads of their own
+AXIS_FIELDS = ("workload", *(axis.keyword for axis in _AXES), "impls")
 
 
 def axes_options(seq_lens: str = "512", without: tuple[str, ...] = ()) -> Option:
@@ -267,6 +269,8 @@ def axes_options(seq_lens: str = "512", without: tuple[str, ...] = ()) -> Option
 
     The flags of `without` are left out.
     """
-    rows = {flag: row for flag, row in _TABLE["axes"].items() if flag not in without}
-    rows["--seq-lens"] = ["sizes", rows["--seq-lens"][1].replace("[512]", f"[{seq_lens}]")]
-    return _together(_option(flag, *row) for flag, row in rows.items())
+    workload, impls = _TABLE["axes"].items()
+    rows = {axis.flag: [axis.kind, axis.shown()] for axis in _AXES}
+    rows["--seq-lens"] = ["sizes", AXES["seq_len"].shown(seq_lens)]
+    every = dict([workload, *rows.items(), impls])
+    return _together(_option(flag, *row) for flag, row in every.items() if flag not in without)

@@ -24,6 +24,7 @@ from attnbench.cli.options import (
     written,
 )
 from attnbench.errors import UsageError
+from attnbench.schema.axes import KEYWORDS
 
 if TYPE_CHECKING:
     from attnbench.execution.profiling import CaseOf, Subject
@@ -107,17 +108,12 @@ def _stored(
 ) -> tuple[CaseOf, dict[str, Any], str]:
     """The case of a record of a run, and the files of that run unless some are given."""
     from attnbench.base.parameters import base_name
-    from attnbench.theory.flags import FLAGS, case_flags
+    from attnbench.theory.flags import case_flags
 
     run = found_run(options["run"], options["output"], warn=False)
     flags = given()
-    wanted = {
-        FLAGS[flag]: options[name] if name == "workload" else options[name][0]
-        for name, flag in flags.items()
-        if name in _AXES
-    }
-    if options["device"] != "auto":
-        wanted["device"] = options["device"]
+    wanted = {KEYWORDS[n].field: options[n][0] for n in flags if n in KEYWORDS}
+    wanted |= {n: options[n] for n in ("workload", "device") if options[n] not in (None, "auto")}
     own = [r for r in run.records if impl in (r.cell.impl, base_name(r.cell.impl))]
     fitting = [
         record.cell.case

@@ -51,7 +51,7 @@ def verify(**options: Any) -> None:
 
     --sweep measures some 300 cells on a CPU, in one thread and with an allocator that keeps its
     memory; it takes about five minutes on two CPUs. With --impls or --impl only the named
-    implementations are measured, under `attention` alone: no layers, decoding or networks.
+    implementations are measured, under `attention` alone.
 
     Times may be off by what other work took: a law is refuted if no possible times follow it, and
     holds if none could break it; else the reason says at which sizes more precision decides.

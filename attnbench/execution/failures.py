@@ -12,6 +12,7 @@ from itertools import combinations
 from typing import Any
 
 from attnbench.planning.plan import work
+from attnbench.schema.axes import AXES
 from attnbench.schema.case import Case
 from attnbench.schema.check import CheckResult, Failure, Item
 from attnbench.theory.caches import cache_of
@@ -28,13 +29,13 @@ def features(item: Item) -> dict[str, bool]:
     """In words what a kernel may do wrong alone; of equally telling ones the first is named."""
     case, kind, heads = item.case, item.case.position.encoding.kind, item.case.heads
     queries, keys, dims, share = case.seq_len, case.kv_len, case.head_dim, heads // case.kv_heads
-    decoding, tokens = case.workload == "decode", queries + (case.new_tokens or 0)
+    decoding, tokens = case.workload == "decode", case.total_len
     drawn = {
         _DRAWN.get(name, f"with {name} {{}}").format(value): bool(value)
         for name, value in item.draw.items()
         if name != "property"
     }
-    sizes = {"S": keys, "L": queries, "D": dims, "V": case.value_dim}
+    row, sizes = case.to_json(), {"S": keys, "L": queries, "D": dims, "V": case.value_dim}
     return drawn | {
         f"with {case.position.name}": kind != "none",
         "with a position bias": kind == "bias",
@@ -60,7 +61,7 @@ def features(item: Item) -> dict[str, bool]:
         "L = S": queries == keys,
         "V != D": case.value_dim != dims,
         "batch > 1": case.batch > 1,
-        "several layers": case.layers > 1,
+        **{f"{name} > 1": row[name] > 1 for name, axis in AXES.items() if axis.plain == 1},
         "not in decoding": not decoding,
         "in decoding": decoding,
         f"in workload {case.workload}": True,

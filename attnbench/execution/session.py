@@ -370,7 +370,7 @@ def sweep_for_verdicts(
 
     The verdicts themselves are `analysis.scaling`'s, and are the same for any run. `settings` say
     device, threads (None: one), files and seed. With `impls` or files it is they
-    that are measured, in the sweeps of core implementations alone: no layers, decoding or networks.
+    that are measured, in the sweeps of core implementations alone (`attention`).
 
     Raises:
         UsageError: an unknown name, a file that does not load, a device that is not there.
@@ -380,9 +380,9 @@ def sweep_for_verdicts(
         asked = tuple(chosen(impls, runner.own))
     preset = PRESETS.get(PRESET_ON[device])
     cores = (axes for axes in preset.sweeps if axes.workload == "attention")
-    sweeps = tuple(replace(axes, impls=asked) for axes in cores) if asked else preset.sweeps
+    sweeps = tuple(axes.having(impls=asked) for axes in cores) if asked else preset.sweeps
     request = SweepRequest(
-        sweeps=tuple(replace(axes, threads=(settings.threads or 1,)) for axes in sweeps),
+        sweeps=tuple(axes.having(threads=(settings.threads or 1,)) for axes in sweeps),
         settings=replace(
             settings,
             device=device,

@@ -6,53 +6,61 @@ import itertools
 import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from attnbench.base.parameters import base_name, meant, read_name, read_parameters
 from attnbench.base.registry import Registry, require
 from attnbench.base.units import parse_sizes
 from attnbench.errors import UsageError
-from attnbench.schema.case import Case, Device, Position, parse_mask, parse_position
+from attnbench.schema.axes import AXES, KEYWORDS
+from attnbench.schema.case import Case, Device, parse_mask, parse_position
 from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Cell, Record
 from attnbench.theory.caches import CACHES
 from attnbench.theory.projections import PROJECTIONS
-from attnbench.theory.traits import OPTIONAL_AXES, TRAITS, impossible
+from attnbench.theory.traits import TRAITS, impossible
 
 # A process serves this many groups, so that its start-up (seconds) is shared but no cell lives
 # in a process with a long past.
 GROUPS_PER_JOB = 10
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, init=False)
 class Axes:
-    """What one sweep multiplies out. None means "as the axis it follows", or all of them.
+    """What one sweep multiplies out: `Axes(seq_lens=(128, 256), impls=("naive",))`.
 
-    `widths` E without `head_dims` keep the heads, and D = E/H; with `head_dims` and without
-    `heads` they keep D, and H = E/D. `threads` are those of a CPU; `ALL_THREADS` stands for
-    as many as torch takes by itself.
+    `values` are those of the axes that are given, by keyword; the others follow, or have their
+    defaults. `impls` None means all. Widths E without `head_dims` keep the heads, and D = E/H; with
+    `head_dims` and without `heads` they keep D, and H = E/D. `threads` are those of a CPU;
+    `ALL_THREADS` stands for as many as torch takes by itself.
+
+    Raises:
+        UnknownNameError: there is no such axis.
     """
 
-    workload: str = "attention"
-    passes: tuple[str, ...] = ("forward",)
-    dtypes: tuple[str, ...] = ("float32",)
-    batch_sizes: tuple[int, ...] = (1,)
-    heads: tuple[int, ...] | None = None
-    kv_heads: tuple[int, ...] | None = None
-    seq_lens: tuple[int, ...] = (512,)
-    kv_lens: tuple[int, ...] | None = None
-    head_dims: tuple[int, ...] | None = None
-    value_dims: tuple[int, ...] | None = None
-    masks: tuple[str, ...] = ("full",)
-    positions: tuple[str, ...] = ("none",)
-    widths: tuple[int, ...] | None = None
-    projections: tuple[str, ...] | None = None
-    caches: tuple[str, ...] | None = None
-    new_tokens: tuple[int, ...] | None = None
-    query_tokens: tuple[int, ...] | None = None
-    layers: tuple[int, ...] | None = None
-    threads: tuple[int, ...] = (1,)
-    impls: tuple[str, ...] | None = None
+    workload: str
+    impls: tuple[str, ...] | None
+    values: Mapping[str, tuple[Any, ...]]
+
+    def __init__(
+        self,
+        workload: str = "attention",
+        impls: Iterable[str] | None = None,
+        values: Mapping[str, tuple[Any, ...]] = {},
+        **axes: Iterable[Any] | None,
+    ) -> None:
+        require("axis", axes, ("workload", "impls", *KEYWORDS))
+        given = {**values, **{name: tuple(v) for name, v in axes.items() if v is not None}}
+        names = None if impls is None else tuple(impls)
+        self.__dict__.update(workload=workload, impls=names, values=given)
+
+    def having(self, **axes: Any) -> Self:
+        """The same with other values of some axes."""
+        return replace(self, **axes)
+
+    def foreign(self) -> set[str]:
+        """Keywords of the axes that its workload has not."""
+        return {name for name, axis in KEYWORDS.items() if not axis.applies(self.workload)}
 
 
 # A case with the implementations to measure in it.
@@ -133,6 +141,9 @@ def make_plan(
     )
 
 
+_TOGETHER = {name: getattr(Case(), name) for name, axis in AXES.items() if axis.beside}
+
+
 def groups_of(cells: Iterable[Cell]) -> list[Group]:
     """The cells by what is compared with each other, as `Job` has it."""
     by_case: dict[str, tuple[Case, list[str]]] = {}
@@ -140,7 +151,7 @@ def groups_of(cells: Iterable[Cell]) -> list[Group]:
         by_case.setdefault(cell.case.case_id, (cell.case, []))[1].append(cell.impl)
     groups: dict[str, list[Entry]] = {}
     for case, impls in by_case.values():
-        together = replace(case, position=Position(), projection=None, cache=None, query_tokens=1)
+        together = replace(case, **_TOGETHER)
         groups.setdefault(together.case_id, []).append((case, tuple(impls)))
     return [tuple(group) for group in groups.values()]
 
@@ -223,50 +234,38 @@ def expand(axes: Axes, device: Device, all_threads: int = 1) -> Iterator[Case]:
     has no mask `full`.
     """
     traits, follower = TRAITS.get(axes.workload), _follows(axes)
-    choices: dict[str, Sequence[Any]] = {
-        "pass_": axes.passes,
-        "dtype": axes.dtypes,
-        "mask": axes.masks,
-        "position": tuple(parse_position(text) for text in axes.positions),
-        "head_dim": axes.head_dims or (None if follower == "head_dim" else _HEAD_DIM,),
-        "value_dim": axes.value_dims or (0,),
-        "batch": axes.batch_sizes,
-        "heads": axes.heads or (None if follower == "heads" else _HEADS,),
-        "kv_heads": axes.kv_heads or (0,),
-        "seq_len": axes.seq_lens,
-        # On a GPU they change no time.
-        "threads": [n or all_threads for n in axes.threads] if device == "cpu" else (1,),
-    } | {
-        field: getattr(axes, name) or (traits.defaults.get(field, 0),)
-        for name, field in OPTIONAL_AXES.items()
-        if name in traits.axes
-    }
-    for name, registry in _PARAMETRIC.items():
-        if name in traits.axes and getattr(axes, name):
-            choices[OPTIONAL_AXES[name]] = spelled(getattr(axes, name), registry)
+    choices: dict[str, Sequence[Any]] = {}
+    for axis in sorted(AXES.values(), key=lambda axis: axis.order[1]):
+        if axis.applies(axes.workload):
+            default = (None if axis.field == follower else axis.default,)
+            choices[axis.field] = axes.values.get(axis.keyword) or default
+    for name in _PARAMETRIC.keys() & choices.keys():
+        choices[name] = spelled(choices[name], _PARAMETRIC[name])
+    threads = [n or all_threads for n in choices["threads"]]
+    choices["threads"] = threads if device == "cpu" else (1,)  # on a GPU they change no time
     seen: set[str] = set()
     for values in itertools.product(*choices.values()):
         chosen = dict(zip(choices, values, strict=True))
-        if "widths" in traits.axes:
+        if "width" in chosen:
             chosen |= _sized(chosen)
         if not traits.heads:
             chosen |= {"heads": 1, "head_dim": chosen["width"]}
         hides = traits.causal and chosen["mask"] == "full"
         chosen["mask"] = parse_mask("causal" if hides else chosen["mask"])
+        chosen["position"], chosen["pass_"] = parse_position(chosen["position"]), chosen.pop("pass")
+        chosen = {name: value for name, value in chosen.items() if value is not None}
         case = Case(workload=axes.workload, device=device, **chosen)
         if case.case_id not in seen:
             seen.add(case.case_id)
             yield case
 
 
-_HEADS, _HEAD_DIM = 4, 64  # where nothing is given
-
-
 def _follows(axes: Axes) -> str | None:
     """Which of `heads` and `head_dim` follows from the width: the one that is not given."""
-    if axes.widths is None or (axes.heads and axes.head_dims):
+    given = axes.values.keys() & {"heads", "head_dims"}
+    if "widths" not in axes.values or len(given) == 2:
         return None
-    return "heads" if axes.head_dims else "head_dim"
+    return "heads" if "head_dims" in given else "head_dim"
 
 
 def _sized(chosen: dict[str, Any]) -> dict[str, int]:
@@ -317,8 +316,8 @@ def named(asked: Iterable[str], catalogue: Catalogue, flag: str = "--impls") -> 
     return list(dict.fromkeys(names))
 
 
-# The optional axes whose values take parameters.
-_PARAMETRIC: dict[str, Registry[Any]] = {"caches": CACHES, "projections": PROJECTIONS}
+# The axes whose values are names of a registry, with parameters.
+_PARAMETRIC: dict[str, Registry[Any]] = {"cache": CACHES, "projection": PROJECTIONS}
 
 
 def spelled(asked: Iterable[str], registry: Registry[Any]) -> list[str]:
@@ -352,19 +351,17 @@ def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[s
     known = list(dict.fromkeys([*(info.name for info in catalogue.implementations), *others]))
     for axes in sweeps:
         strange = [base_name(text) for text in axes.impls or () if not meant(text, known)]
-        for text in axes.positions:
+        for text in axes.values.get("positions", ()):
             parse_position(text)
         require("workload", [axes.workload], catalogue.workloads, "--workload")
         require("implementation", strange, known, "--impls")
-        for axis, registry in _PARAMETRIC.items():
-            spelled(getattr(axes, axis) or (), registry)
-        for name in OPTIONAL_AXES:
-            if getattr(axes, name) and name in TRAITS.get(axes.workload).missing_axes:
-                having = [w for w, traits in TRAITS.items() if name in traits.axes]
-                flag = "--" + name.replace("_", "-")
+        for name, registry in _PARAMETRIC.items():
+            spelled(axes.values.get(AXES[name].keyword, ()), registry)
+        for axis in (axis for name, axis in KEYWORDS.items() if name in axes.values):
+            if not axis.applies(axes.workload):
                 raise UsageError(
-                    f"{flag} does not apply to --workload {axes.workload}; it does to"
-                    f" {', '.join(having)}"
+                    f"{axis.flag} does not apply to --workload {axes.workload}; it does to"
+                    f" {', '.join(axis.of or ())}"
                 )
 
 
@@ -410,11 +407,10 @@ def overridden(sweeps: Sequence[Axes], given: Mapping[str, Any]) -> tuple[Axes, 
     if given.get("workload"):
         wanted = given["workload"]
         own = [axes for axes in sweeps if axes.workload == wanted]
-        sweeps = own or [replace(sweeps[0], workload=wanted)]
-    axes_given = {name: v for name, v in given.items() if v is not None and name != "workload"}
-    missing = [TRAITS.get(axes.workload).missing_axes for axes in sweeps]
-    nowhere = set.intersection(*missing)  # what no workload has stays, to be refused
+        sweeps = own or [sweeps[0].having(workload=wanted)]
+    asked = {name: v for name, v in given.items() if v is not None and name != "workload"}
+    nowhere = set.intersection(*(axes.foreign() for axes in sweeps))  # stays, to be refused
     return tuple(
-        replace(axes, **{name: v for name, v in axes_given.items() if name not in names - nowhere})
-        for axes, names in zip(sweeps, missing, strict=True)
+        axes.having(**{n: v for n, v in asked.items() if n not in axes.foreign() - nowhere})
+        for axes in sweeps
     )

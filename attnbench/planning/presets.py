@@ -5,12 +5,13 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from attnbench.base.registry import Registry
-from attnbench.base.units import parse_names, parse_sizes, parse_threads
+from attnbench.base.units import parse_names
 from attnbench.machine.host import AllocatorPolicy
 from attnbench.planning.plan import Axes
+from attnbench.schema.axes import KEYWORDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,20 +31,18 @@ class Preset:
 
 
 PRESETS: Registry[Preset] = Registry("preset", "--preset")
-_KINDS = get_type_hints(Axes)
 
 
-def _value(name: str, text: str) -> Any:
-    """An axis as its flag reads it: the workload, numbers, or names."""
-    if name == "workload":
-        return text
-    numbers = parse_threads if name == "threads" else parse_sizes
-    return tuple((numbers if "int" in str(_KINDS[name]) else parse_names)(text, name))
+def _axes(row: dict[str, str]) -> Axes:
+    """A sweep whose axes are written as their flags read them."""
+    texts = {name: text for name, text in row.items() if text}
+    workload, impls = texts.pop("workload", "attention"), texts.pop("impls", None)
+    values = {name: KEYWORDS[name].read(text) for name, text in texts.items()}
+    return Axes(workload, impls and parse_names(impls, "--impls"), values)
 
 
 def _preset(*, sweeps: list[dict[str, str]], shared: dict[str, str], **rest: Any) -> Preset:
-    rows = [{n: _value(n, text) for n, text in (shared | row).items() if text} for row in sweeps]
-    return Preset(sweeps=tuple(Axes(**row) for row in rows), **rest)
+    return Preset(sweeps=tuple(_axes(shared | row) for row in sweeps), **rest)
 
 
 for _name, _table in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items():

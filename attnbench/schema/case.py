@@ -12,6 +12,7 @@ import msgspec
 
 from attnbench.base.registry import require
 from attnbench.errors import UsageError
+from attnbench.schema.axes import AXES
 from attnbench.schema.mask import FULL
 from attnbench.schema.mask import Mask as Mask
 from attnbench.schema.mask import parse_mask as parse_mask
@@ -91,6 +92,16 @@ class Case:
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
+    def units(self) -> int:
+        """What a call does that times and FLOPs are of: the tokens of a decode, else 1."""
+        return self.new_tokens or 1
+
+    @property
+    def total_len(self) -> int:
+        """Tokens at the end of a call: L, and those that decoding adds."""
+        return self.seq_len + (self.new_tokens or 0)
+
+    @property
     def element_bytes(self) -> int:
         """Bytes of one element in the case's dtype."""
         return DTYPE_BYTES[self.dtype]
@@ -109,7 +120,7 @@ class Case:
     def case_id(self) -> str:
         """Twelve hex digits over the fields that differ from their default."""
         plain = self.to_json()
-        default = _DEFAULTS | {name: plain[source] for name, source in FOLLOWS.items()}
+        default = DEFAULTS | {name: plain[source] for name, source in FOLLOWS.items()}
         differing = {name: value for name, value in plain.items() if value != default[name]}
         text = json.dumps(differing, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -139,12 +150,9 @@ class Case:
 
 
 _NAMES = {item.name.rstrip("_"): item.name for item in fields(Case)}  # in JSON, and here
-_DEFAULTS: dict[str, Any] = {item.name.rstrip("_"): item.default for item in fields(Case)} | {
+DEFAULTS: dict[str, Any] = {item.name.rstrip("_"): item.default for item in fields(Case)} | {
     "mask": FULL.text,
     "position": NONE.text,
 }
-FOLLOWS = {"kv_heads": "heads", "kv_len": "seq_len", "value_dim": "head_dim"}
-_SIZES = (
-    "batch heads kv_heads seq_len kv_len head_dim value_dim width new_tokens query_tokens layers"
-    " threads"
-).split()
+FOLLOWS = {name: axis.follows for name, axis in AXES.items() if axis.follows}
+_SIZES = [item.name for item in fields(Case) if str(item.type).startswith("int")]

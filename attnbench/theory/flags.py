@@ -5,29 +5,13 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from attnbench.schema.axes import AXES
 from attnbench.schema.case import Case
 from attnbench.schema.mask import MASKS
 from attnbench.schema.position import POSITIONS
 from attnbench.theory.caches import CACHES
 from attnbench.theory.projections import PROJECTIONS
-from attnbench.theory.traits import OPTIONAL_AXES, TRAITS
-
-# Flag, field of the case's JSON. Optional axes follow from the registry of workloads.
-FLAGS = {
-    "--workload": "workload",
-    "--passes": "pass",
-    "--dtypes": "dtype",
-    "--batch-sizes": "batch",
-    "--heads": "heads",
-    "--kv-heads": "kv_heads",
-    "--seq-lens": "seq_len",
-    "--head-dims": "head_dim",
-    "--value-dims": "value_dim",
-    "--masks": "mask",
-    "--positions": "position",
-    "--threads": "threads",
-    "--device": "device",
-} | {f"--{name.replace('_', '-')}": field for name, field in OPTIONAL_AXES.items()}
+from attnbench.theory.traits import TRAITS
 
 # What axes with names take, each with a line on it.
 DOCS: dict[str, dict[str, str]] = {
@@ -43,22 +27,25 @@ def case_flags(case: Case, auto: str = "cpu") -> list[str]:
     """The flags that make `sweep` expand to this case alone; always `--seq-lens`.
 
     `auto` is the device that is taken where none is named. What goes without saying is left out.
-    The one field that no flag has is `scale`.
     """
     row, traits = case.to_json(), TRAITS.get(case.workload)
     plain: dict[str, Any] = {**Case().to_json(), "device": auto}
-    plain |= {"kv_heads": case.heads, "kv_len": case.seq_len, "value_dim": case.head_dim}
-    plain |= {**traits.defaults, "seq_len": None}
+    for name, axis in AXES.items():
+        if axis.follows or axis.applies(case.workload):
+            plain[name] = row[axis.follows] if axis.follows else axis.default
+    plain["seq_len"] = None
     if traits.causal:
         plain["mask"] = "causal"
     if not traits.heads:  # one head, as wide as it is
         plain |= {"heads": case.heads, "head_dim": case.head_dim, "value_dim": case.value_dim}
-    elif "widths" in traits.axes:
+    elif AXES["width"].applies(case.workload):
         plain["width"] = case.heads * case.head_dim
         if case.model_width != plain["width"]:  # with both, neither follows from the width
             plain |= {"heads": None, "head_dim": None}
-    found = [(flag, row[field]) for flag, field in FLAGS.items() if row[field] != plain[field]]
-    return [text for flag, value in found if value is not None for text in (flag, str(value))]
+    flags = {name: axis.flag for name, axis in AXES.items()}
+    flags = {"workload": "--workload", **flags, "device": "--device"}
+    asked = [n for n in flags if row[n] != plain[n] and row[n] is not None]
+    return [text for name in asked for text in (flags[name], str(row[name]))]
 
 
 def profile_command(case: Case, impl: str, auto: str = "cpu") -> str:

@@ -6,14 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from attnbench.schema.axes import AXES
 from attnbench.schema.case import FOLLOWS
 from attnbench.schema.record import Cell
 
 # The sizes that memory grows with, as people write them.
-_AXES = {
-    "batch": "B", "heads": "H", "kv_heads": "G", "seq_len": "n", "kv_len": "S", "head_dim": "D",
-    "value_dim": "V", "width": "E", "layers": "layers", "new_tokens": "new tokens",
-}  # fmt: skip
+_AXES = {name: axis.symbol for name, axis in AXES.items() if axis.kind == "sizes"}
 
 
 class Pruning:

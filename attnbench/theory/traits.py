@@ -5,13 +5,14 @@ What a workload computes is a module in `workloads/`; both go by the same name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
 from attnbench.base.registry import Registry
-from attnbench.schema.case import Case
+from attnbench.schema.axes import AXES
+from attnbench.schema.case import DEFAULTS, Case
 from attnbench.theory import projections
 from attnbench.theory.caches import cache_of, reason_against_cache
 from attnbench.theory.law import Law, Term
@@ -19,36 +20,22 @@ from attnbench.theory.law import Law, Term
 Unit = Literal["call", "token"]
 LawOf = Callable[[Law, Case], Law]
 
-# Axes that some workloads have and others have not, with the field of a case that each varies.
-OPTIONAL_AXES: dict[str, str] = {
-    "kv_lens": "kv_len",
-    "widths": "width",
-    "projections": "projection",
-    "caches": "cache",
-    "new_tokens": "new_tokens",
-    "query_tokens": "query_tokens",
-    "layers": "layers",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
     """One workload as planning and analysis see it.
 
-    `axes` are those of `OPTIONAL_AXES` that it has, `defaults` the fields of a case where they
-    are not given. `unit` is what a time or a FLOP count is of; `causal` says that its nature
-    hides the future, so that mask `full` is written `causal`; `heads` whether it has heads at
-    all. `time` and `memory` turn the law of a core into that of the workload; `work` is a rough
-    number of multiply-adds of a call, for ordering and for the time still to go. `own_reason` is
-    why it makes no sense of what it alone has, or None.
+    Which axes it has, they say (`Axis.of`). `unit` is what a time or a FLOP count is of; `causal`
+    says that its nature hides the future, so that mask `full` is written `causal`; `heads` whether
+    it has heads at all. `time` and `memory` turn the law of a core into that of the workload;
+    `work` is a rough number of multiply-adds of a call, for ordering and for the time still to go.
+    `own_reason` is why it makes no sense of what it alone has, or None.
     """
 
     doc: str
     work: Callable[[Case], float]
     unit: Unit = "call"
     passes: tuple[str, ...] = ("forward", "backward", "both")
-    axes: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = field(default_factory=dict)
     causal: bool = False
     heads: bool = True
     n_name: str = "sequence length n"
@@ -56,17 +43,10 @@ class Traits:
     memory: LawOf = lambda core, case: core
     own_reason: Callable[[Case], str | None] = lambda case: None
 
-    @property
-    def missing_axes(self) -> set[str]:
-        """The optional axes that it has not."""
-        return OPTIONAL_AXES.keys() - set(self.axes)
-
     def reason_against(self, case: Case) -> str | None:
         """Why this workload makes no sense of the case, or None."""
         if case.pass_ not in self.passes:
             reason = f"has no {case.pass_} pass (--passes {','.join(self.passes)})"
-        elif case.kv_len != case.seq_len and "kv_lens" not in self.axes:
-            reason = f"has no key/value length of its own, but S = {case.kv_len} (--kv-lens)"
         elif own := self.own_reason(case):
             reason = own
         elif self.heads:
@@ -141,17 +121,18 @@ def _decode_work(case: Case) -> float:
     )
     per_token = 4 * case.model_width * case.heads * case.head_dim
     step = _pairs_work(case) * queries / case.seq_len + float(case.batch * tokens * per_token)
-    return case.layers * (case.new_tokens or 1) * step
+    return case.layers * case.units * step
 
 
 TRAITS: Registry[Traits] = Registry("workload", "--workload")
 for _name, _traits in {
-    "attention": Traits(doc="q, k, v given: O(n^2 d)", work=_pairs_work, axes=("kv_lens",)),
+    "attention": Traits(
+        doc="q, k, v given: O(n^2 d)",
+        work=_pairs_work,
+    ),
     "layer": Traits(
         doc="x given: projections, attention, output projection: O(n d^2 + n^2 d)",
         work=_layer_work,
-        axes=("widths", "projections", "layers"),
-        defaults={"projection": "fused", "layers": 1},
         time=lambda core, case: core.plus("n d^2"),
         memory=lambda core, case: core.plus("n d"),
     ),
@@ -160,8 +141,6 @@ for _name, _traits in {
         work=_decode_work,
         unit="token",
         passes=("forward",),
-        axes=("widths", "caches", "new_tokens", "query_tokens", "layers"),
-        defaults={"cache": "static", "new_tokens": 8, "query_tokens": 1, "layers": 1},
         causal=True,
         n_name="context n",
         time=_decode_time,
@@ -171,7 +150,6 @@ for _name, _traits in {
     "recurrent": Traits(
         doc="x given: a recurrent network of width E, n steps one after another: O(n d^2)",
         work=lambda case: 6.0 * case.batch * case.seq_len * case.model_width**2,
-        axes=("widths",),
         causal=True,
         heads=False,
     ),
@@ -181,7 +159,7 @@ for _name, _traits in {
 
 def impossible(case: Case) -> str | None:
     """Why no implementation could make sense of this combination, or None."""
-    reason = TRAITS.get(case.workload).reason_against(case)
+    reason = TRAITS.get(case.workload).reason_against(case) or _strange_axis(case)
     if reason is None and case.heads % case.kv_heads:
         return (
             f"{case.kv_heads} key/value heads do not divide {case.heads} heads"
@@ -190,20 +168,34 @@ def impossible(case: Case) -> str | None:
     return reason or projections.reason_against(case)
 
 
-def kind_words(case: Case) -> list[str]:
-    """Mask, position encoding, projection and so on, unless they are the plain ones."""
-    words = [text for text in (case.mask.text, case.position.text) if text not in ("full", "none")]
-    counts = {"Q": case.query_tokens, "layers": case.layers, "threads": case.threads}
-    words += [text for text in (case.projection, case.cache) if text]
-    return words + [f"{name}={count}" for name, count in counts.items() if count > 1]
+def _strange_axis(case: Case) -> str | None:
+    """Why the case makes no sense where it varies an axis that its workload has not, or None."""
+    row = case.to_json()
+    for name, axis in AXES.items():
+        plain = row[axis.follows] if axis.follows else DEFAULTS[name]
+        if row[name] != plain and not axis.applies(case.workload):
+            return f"{case.workload} has no {name} of its own, but {row[name]} ({axis.flag})"
+    return None
+
+
+def kind_words(case: Case, *, minor: bool = False) -> list[str]:
+    """Mask, position encoding, projection and so on, unless they are the plain ones.
+
+    With `minor` also what else two cases may differ in, beside their sizes.
+    """
+    row, words = case.to_json(), []
+    for name, axis in sorted(AXES.items(), key=lambda item: item[1].minor):
+        named = not axis.size and name not in ("pass", "dtype") and axis.minor <= minor
+        if named and row[name] not in (None, axis.plain):
+            words.append(row[name] if axis.kind == "names" else f"{axis.symbol}={row[name]}")
+    return words
 
 
 def case_label(case: Case) -> str:
     """A short text for people: `attention forward n=512 H=4 D=64 float32 causal`."""
     traits = TRAITS.get(case.workload)
     parts = [case.workload, case.pass_, f"n={case.seq_len}"]
-    if case.kv_len != case.seq_len and "kv_lens" in traits.axes:
-        parts.append(f"S={case.kv_len}")
+    parts += [f"S={case.kv_len}"] if case.kv_len != case.seq_len else []
     parts.append(f"B={case.batch}")
     if traits.heads:
         parts.append(f"H={case.heads}")

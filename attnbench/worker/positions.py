@@ -13,9 +13,9 @@ from functools import partial
 import torch
 
 from attnbench.api.bias import BY_DISTANCE, learned, relative_vectors
+from attnbench.schema.axes import AXES
 from attnbench.schema.case import Case
 from attnbench.schema.position import Position
-from attnbench.theory.traits import TRAITS
 
 Rotate = Callable[..., torch.Tensor]
 
@@ -121,10 +121,10 @@ def placed(x_BLE: torch.Tensor, case: Case) -> torch.Tensor:
 
 def reason_against_position(case: Case) -> str | None:
     """Why the case's position encoding has no place in its workload, or None."""
-    position, tokens = case.position, case.seq_len + (case.new_tokens or 0)
+    position, tokens = case.position, case.total_len
     if position.encoding.kind != "additive":
         return None
-    if "widths" not in TRAITS.get(case.workload).axes:
+    if not AXES["width"].applies(case.workload):
         return f"{position.name} is added to x; {case.workload} is given q, k and v"
     if 0 < position.values.get("length", 0) < tokens:
         return f"{position.text} has no vector for the place of token {tokens}"

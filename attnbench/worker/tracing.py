@@ -72,7 +72,7 @@ def trace_cell(asked: Trace, at: At = lambda stage: None) -> CellTraced:
     try:
         costs = _costs(asked, at)
     except TooManyOpsError as err:
-        reason = f"{err}: reduce --seq-lens, --layers or --new-tokens"
+        reason = f"{err}: reduce the sizes, such as --seq-lens"
         return CellTraced(impl=asked.impl, status="skipped", reason=reason)
     failed: list[Record] = []
     reporter = Reporter(

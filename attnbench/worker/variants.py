@@ -167,7 +167,7 @@ def _joined(
 
 def reads(case: Case) -> Iterator[tuple[str, AsRead]]:
     """What the caches of decoding may give back instead of the keys and values of the tokens."""
-    total = case.seq_len + (case.new_tokens or 1)
+    total = case.total_len
     page = cache_of(case)[1].get("page", total)
 
     def instead(other: Change, at: slice | None = None) -> AsRead:

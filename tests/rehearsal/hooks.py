@@ -16,8 +16,9 @@ def simulate_gpu(torch: Any) -> None:
 def shrink_preset(presets: Any) -> None:
     """One length of each axis of the preset `gpu`, shorter by as much as the GPU is slower."""
     preset = presets.PRESETS.get("gpu")
-    lengths = [tuple(round(n / SLOWER) for n in axes.seq_lens[-2:-1]) for axes in preset.sweeps]
-    sweeps = tuple(map(lambda axes, n: replace(axes, seq_lens=n), preset.sweeps, lengths))
+    every = [axes.values["seq_lens"] for axes in preset.sweeps]
+    lengths = [tuple(round(n / SLOWER) for n in lens[-2:-1]) for lens in every]
+    sweeps = tuple(map(lambda axes, n: axes.having(seq_lens=n), preset.sweeps, lengths))
     # The simulation takes 30 times as long as the time that it simulates.
     presets.PRESETS._items["gpu"] = replace(preset, sweeps=sweeps, max_time_s=0.05)
 

@@ -36,6 +36,7 @@ from attnbench.base.parameters import Parameter, base_name
 from attnbench.errors import AttnbenchError
 from attnbench.machine.state import remember
 from attnbench.planning.plan import work
+from attnbench.schema.axes import AXES
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.schema.mask import MASKS
 from attnbench.schema.position import POSITIONS
@@ -45,7 +46,7 @@ from attnbench.theory.caches import CACHES
 from attnbench.theory.flags import case_flags
 from attnbench.theory.projections import PROJECTIONS
 from attnbench.theory.pruning import Pruning
-from attnbench.theory.traits import OPTIONAL_AXES, TRAITS, case_label
+from attnbench.theory.traits import TRAITS, case_label
 from attnbench.worker.catalogue import fitting, reasons_against
 from attnbench.worker.checking import Entry, Reporter, check_twice, measure_distances
 from attnbench.worker.inputs import Draw
@@ -117,7 +118,7 @@ def _drawn(rng: random.Random) -> dict[str, Any]:
     }
     if not traits.heads:
         row |= {"heads": 1, "kv_heads": 1, "value_dim": d}
-    if "kv_lens" in traits.axes and rng.random() < 0.6:
+    if AXES["kv_len"].applies(workload) and rng.random() < 0.6:
         row["kv_len"] = rng.choice(_LENGTHS)
     longest = max(length, row.get("kv_len", length))
     kind = "full" if rng.random() < 0.2 else rng.choice(MASKS.names())
@@ -128,15 +129,15 @@ def _drawn(rng: random.Random) -> dict[str, Any]:
         text = _with_values(rng, name, POSITIONS.get(name).parameters, longest)
         row["position"] = parse_position(text)
     own: dict[str, Callable[[], Any]] = {
-        "widths": lambda: rng.choice((row["heads"] * d, row["heads"] * d, rng.randint(1, 60))),
-        "projections": lambda: _of(rng, PROJECTIONS, longest),
-        "caches": lambda: _of(rng, CACHES, longest),
+        "width": lambda: rng.choice((row["heads"] * d, row["heads"] * d, rng.randint(1, 60))),
+        "projection": lambda: _of(rng, PROJECTIONS, longest),
+        "cache": lambda: _of(rng, CACHES, longest),
         "new_tokens": lambda: rng.choice((1, 2, 3, 4, 6)),
         "query_tokens": lambda: rng.choice((1, 1, 1, 2, 3)),
         "layers": lambda: rng.choice((1, 1, 1, 2, 3, 4, 8)),
     }
     # Every field that a sweep would fill in, too: width, projection, cache.
-    row |= {OPTIONAL_AXES[axis]: own[axis]() for axis in own if axis in traits.axes}
+    row |= {axis: own[axis]() for axis in own if AXES[axis].applies(workload)}
     if rng.random() < 0.2:
         row["scale"] = rng.choice((1.0, 0.5, 0.3, 0.05, 1.7))
     return row

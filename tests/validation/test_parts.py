@@ -35,7 +35,7 @@ def cli(tmp_path) -> Cli:
 
 def imagined(slower: dict[int, float], request: Any) -> Any:
     """What `run_gate` would return of cells with a noise of 1 %."""
-    chosen = [cell for cell in CELLS if cell.case.seq_len in request.sweeps[0].seq_lens]
+    chosen = [cell for cell in CELLS if cell.case.seq_len in request.sweeps[0].values["seq_lens"]]
     injected = dict(request.injected) | slower
     run = a_run(injected, rules=request.rules, seed=request.settings.seed, cells=chosen)
     return yielding(run)

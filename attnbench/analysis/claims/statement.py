@@ -165,10 +165,8 @@ class Claim(Strict, frozen=True):
 # Formulas in the sizes of a case, such as `4*B*H*n*S*D`: parsed once, never executed as code.
 
 # What a formula calls the sizes of a case, `bytes` being those of one element.
-SIZES = {
-    "B": "batch", "H": "heads", "G": "kv_heads", "n": "seq_len", "S": "kv_len", "D": "head_dim",
-    "V": "value_dim", "E": "model_width", "T": "new_tokens", "bytes": "element_bytes",
-}  # fmt: skip
+SIZES = {axis.symbol: name for name, axis in AXES.items() if axis.kind == "sizes"}
+SIZES |= {"E": "model_width", "bytes": "element_bytes"}
 _OPERATORS: dict[type[ast.AST], Callable[[float, float], float]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
 }  # fmt: skip

@@ -25,10 +25,10 @@ from attnbench.analysis.scaling.results import (
 from attnbench.analysis.scaling.series import Laws
 from attnbench.analysis.scaling.slopes import Floats
 from attnbench.base import units
+from attnbench.schema.axes import AXES
 from attnbench.schema.case import Case
 from attnbench.schema.finding import WORST_FIRST, LawFinding
 from attnbench.theory.law import Law
-from attnbench.theory.traits import TRAITS
 
 MISS = 0.02  # of what is predicted, and of what the terms of a law have to reproduce
 ROUNDING_BYTES = 4096  # allocators hand out whole blocks: 64 bytes on CPU, 512 on CUDA
@@ -180,7 +180,7 @@ def _law_powers(law: Law, axis: Axis, quantity: Quantity, case: Case) -> list[fl
         return powers if axis == "n" or quantity == "flops" or any(powers) else []
     if axis == "batch":
         return [1.0]
-    if "widths" in TRAITS.get(case.workload).axes:
+    if AXES["width"].applies(case.workload):
         return []  # d is the width there, which heads may or may not widen
     return [1.0] if axis == "heads" else [1.0 - float(term.degree("d")) for term in law.terms]
 

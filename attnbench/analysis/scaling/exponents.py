@@ -28,9 +28,9 @@ from attnbench.analysis.scaling.results import (
 )
 from attnbench.analysis.scaling.slopes import Time, drawn_medians, known_time
 from attnbench.base import units
+from attnbench.schema.axes import AXES
 from attnbench.schema.finding import LawFinding
 from attnbench.theory.law import Law
-from attnbench.theory.traits import TRAITS
 
 DRAWS = 1000
 # Which sizes count. At 3 times a measured overhead what is left after subtracting it is known to
@@ -266,7 +266,7 @@ def power_of(series: Series, used: Sequence[float]) -> tuple[float | None, bool,
     bound = law.bound or axis != "n" or several
     if axis in ("n", "d"):
         return float(law.degree(axis)), bound, _log_slope(law, axis, used)
-    wide = series.workload in TRAITS and "widths" in TRAITS.get(series.workload).axes
+    wide = AXES["width"].applies(series.workload)
     return (float(law.degree("d")) if axis == "heads" and wide else 1.0), bound, None
 
 

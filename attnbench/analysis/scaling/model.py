@@ -25,10 +25,11 @@ from attnbench.analysis.scaling.results import (
 from attnbench.analysis.scaling.series import Laws
 from attnbench.analysis.scaling.slopes import Floats, drawn_medians, known_time
 from attnbench.base import units
+from attnbench.schema.axes import AXES
 from attnbench.schema.case import Case
 from attnbench.schema.finding import Figure, LawFinding, Verdict
 from attnbench.theory.law import Law, Term
-from attnbench.theory.traits import TRAITS, kind_words
+from attnbench.theory.traits import kind_words
 
 OVERHEAD = "floor"  # the name under which runs know the overhead of a call
 DRAWS = 400
@@ -53,7 +54,7 @@ def models(cells: list[Measured], laws: Laws) -> tuple[ModelFit, ...]:
     found: dict[tuple[Any, ...], list[Measured]] = {}
     for cell in cells:
         case = cell.record.cell.case
-        keys_follow = case.kv_len == case.seq_len or "kv_lens" not in TRAITS.get(case.workload).axes
+        keys_follow = case.kv_len == case.seq_len
         if cell.is_known and keys_follow and case.seq_len > 1:
             # Followers by their ratio to what they follow: the cells of one model share them.
             width = case.width / (case.heads * case.head_dim) if case.width else 1.0
@@ -73,7 +74,7 @@ def models(cells: list[Measured], laws: Laws) -> tuple[ModelFit, ...]:
 def _sizes(case: Case) -> Sizes:
     """At n below the window w is n; d is the head dim in attention, else the model width."""
     n, before = float(case.seq_len), case.mask.before
-    d = case.model_width if "widths" in TRAITS.get(case.workload).axes else case.head_dim
+    d = case.model_width if AXES["width"].applies(case.workload) else case.head_dim
     w = n if before is None else min(n, before + 1.0)
     return {"n": n, "d": float(d), "w": w, "heads": float(case.heads), "batch": float(case.batch)}
 
@@ -126,7 +127,7 @@ def _model(alike: list[Measured], points: list[Sizes], law: Law) -> ModelFit:
 
 def _design(terms: Sequence[Term], points: Sequence[Sizes], case: Case) -> Floats:
     """Each term at each point, m × p: of each batch item, and each head where d is not of all."""
-    wide = "widths" in TRAITS.get(case.workload).axes
+    wide = AXES["width"].applies(case.workload)
 
     def value(term: Term, point: Sizes) -> float:
         heads = 1.0 if wide and term.degree("d") else point["heads"]

@@ -13,6 +13,7 @@ from attnbench.base.sample import FULL_SPEED
 from attnbench.base.stats import median, robust_least
 from attnbench.errors import UsageError
 from attnbench.machine import limits
+from attnbench.schema.axes import AXES
 from attnbench.schema.case import Case
 from attnbench.schema.finding import Cost
 from attnbench.schema.record import Record
@@ -22,6 +23,7 @@ from attnbench.theory.traits import TRAITS, kind_words
 
 OVERHEAD_CONTEXT = 16  # a decode step after so few tokens is all overhead
 _PEAK = "memory_peak_bytes"
+_SIZES = {name for name, axis in AXES.items() if axis.size}
 _COST_OF: dict[str, Cost] = {"time": "time", "flops_law": "flops", "memory": "workspace"}
 
 
@@ -30,11 +32,8 @@ def measured(run: Run) -> list[Measured]:
     found = []
     for record in run.records:
         case, environment = record.cell.case, run.environment_of(record)
-        kind = (
-            record.cell.impl, case.workload, case.pass_, case.device, case.dtype, case.mask.text,
-            case.position.text, case.projection, case.cache, case.new_tokens, case.query_tokens,
-            case.layers, case.scale, case.threads, environment.get("device_name"),
-        )  # fmt: skip
+        alike = {name: v for name, v in case.to_json().items() if name not in _SIZES}
+        kind = (record.cell.impl, *alike.values(), environment.get("device_name"))
         known: dict[str, Any] = {"doubt": _doubt(record, environment)}
         if known["doubt"] is None:
             known["times_us"], known["allowed_us"] = _replicates_and_ends(record)
@@ -128,10 +127,7 @@ def same_text(case: Case, axis: Axis) -> str:
     words = [case.workload, case.pass_, *(text for text, varies in sizes if axis not in varies)]
     words += [f"H·D={case.heads * case.head_dim}"] if axis == "heads at fixed width" else []
     words += [f"H/G={case.heads // case.kv_heads}"] if axis in of_heads and grouped else []
-    words += [case.dtype, *kind_words(case)]
-    words += [f"T={case.new_tokens}"] if case.new_tokens else []
-    words += [f"scale={case.scale:g}"] if case.scale is not None else []
-    return " ".join(filter(None, words))
+    return " ".join(filter(None, [*words, case.dtype, *kind_words(case, minor=True)]))
 
 
 def all_series(run: Run, laws: Laws, cells: list[Measured]) -> list[Series]:
@@ -246,7 +242,7 @@ def _series(
         doubts=tuple([cell.doubt for cell in cells]),
         allowed_us=tuple([cell.allowed_us for cell in cells]),
         # Time to start the kernels of the smallest size one after another, per call or token.
-        least_overhead_us=starts_us and starts_us / (first.case.new_tokens or 1),
+        least_overhead_us=starts_us and starts_us / first.case.units,
         launch_bound=tuple([times.launch_bound(cell.record) for cell in cells]),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from attnbench.gate.run import git
 from attnbench.gate.run.environments import built_in_folder, interpreter_of
 from attnbench.gate.run.measuring import GateRequest
 from attnbench.planning.plan import Axes, overridden
+from attnbench.schema.axes import KEYWORDS
 from attnbench.theory.traits import TRAITS
 
 _BUILT_IN = "impls/"  # how their files are shown
@@ -26,7 +27,7 @@ TABLE = "pyproject.toml [tool.attnbench.gate]"
 _FILES = f"'files' in {TABLE}"
 # Unless sizes are given: small ones, in which a slowdown costs least to find.
 _DEFAULT = Axes(seq_lens=(128, 256, 512, 1024))
-_AXES = tuple(axis.name for axis in fields(Axes) if axis.name != "threads")  # of all cells
+_AXES = ("workload", "impls", *(name for name in KEYWORDS if name != "threads"))  # of all cells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,7 @@ class Comparison:
         before, after = self.environments or (None, None)
         return GateRequest(
             base=replace(base, environment=before), candidate=replace(candidate, environment=after),
-            sweeps=tuple(replace(axes, threads=(threads or 1,)) for axes in self.watched.sweeps),
+            sweeps=tuple(axes.having(threads=(threads or 1,)) for axes in self.watched.sweeps),
             rules=self.watched.rules(settings.device), options=options,
             settings=replace(settings, threads=threads),
         )  # fmt: skip
@@ -221,8 +222,8 @@ def _sweeps(table: Mapping[str, Any], flags: Mapping[str, Any]) -> tuple[Axes, .
     rows = [{n: row[n] for n in own if n in row} for row in table.get("sweeps") or [{}]]
     usual = table.get("workload", _DEFAULT.workload)
     shared = {name: table[name] for name in own if name in table and name != "workload"}
-    sweeps = [replace(_DEFAULT, workload=row.get("workload", usual)) for row in rows]
-    sweeps = [replace(a, **row) for a, row in zip(overridden(sweeps, shared), rows, strict=True)]
+    sweeps = [_DEFAULT.having(workload=row.get("workload", usual)) for row in rows]
+    sweeps = [a.having(**row) for a, row in zip(overridden(sweeps, shared), rows, strict=True)]
     return overridden(sweeps, {name: flags[name] for name in _AXES if name in flags})
 
 

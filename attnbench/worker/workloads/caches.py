@@ -231,7 +231,7 @@ class Paged(Store):
 
     As in vLLM (Kwon et al. 2023, arXiv:2309.06180), with heads before tokens as in FlashInfer. The
     cores take k and v as one tensor, so that pages are gathered into a buffer made beforehand,
-    which all layers of a model could share. A kernel that reads pages saves that copy.
+    which a whole model could share. A kernel that reads pages saves that copy.
     """
 
     def __init__(self, layer: DecodeLayer, *, page: int) -> None:
@@ -277,7 +277,7 @@ class Paged(Store):
 class EightBits(Store):
     """Whole numbers from -127 to 127 times a scale; made wide at each step, for the core to read.
 
-    The wide copy lies in a buffer made beforehand, which all layers of a model could share.
+    The wide copy lies in a buffer made beforehand, which a whole model could share.
     """
 
     dims: tuple[int, ...] = (3,)  # over which a scale is taken: one for each token and head
@@ -353,7 +353,7 @@ for _name, _store in {
     "none": Recomputed,
     "concat": Concatenated,
     "static": Preallocated,
-    "shared": lambda layer, *, layers: Preallocated(layer, capacity=0),
+    "shared": lambda layer, **_: Preallocated(layer, capacity=0),
     "sliding": Ring,
     "paged": Paged,
     "int8": EightBits,
