@@ -116,4 +116,4 @@ def _plain(axis: str, value: Any) -> Any:
     """One value stands for a list of one, except for the workload, which has one value."""
     if axis == "workload" or value is None:
         return value
-    return (value,) if isinstance(value, (str, int)) else tuple(value)
+    return (value,) if isinstance(value, (str, int, float)) else tuple(value)

@@ -294,6 +294,12 @@ def parse_positive(text: str, flag: str) -> float:
     return value
 
 
+def parse_scales(text: str, flag: str) -> list[float | None]:
+    """Read `default,0.5`; `default` is None."""
+    parts = parse_names(text, flag)
+    return [None if part == "default" else parse_positive(part, flag) for part in parts]
+
+
 def parse_share(text: str, flag: str) -> float:
     """Read `10%`, `10 %` or `0.1` as 0.1."""
     number = text.strip()

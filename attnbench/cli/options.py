@@ -192,6 +192,7 @@ _TABLE: dict[str, dict[str, list[Any]]] = tomllib.loads(
     Path(__file__).with_suffix(".toml").read_text("utf-8")
 )
 _KINDS = {
+    "scales": _Parsed("scales", units.parse_scales),
     "path": PATH, "positive": POSITIVE, "device": DEVICE, "sizes": SIZES, "names": NAMES,
     "threads": THREADS, "share": SHARE, "duration": DURATION, "shard": SHARD, "run": RUN,
 }  # fmt: skip

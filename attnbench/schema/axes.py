@@ -12,6 +12,7 @@ from attnbench.base import units
 
 _READ: dict[str, Callable[[str, str], Any]] = {
     "names": units.parse_names, "sizes": units.parse_sizes, "threads": units.parse_threads,
+    "scales": units.parse_scales,
 }  # fmt: skip
 
 
@@ -46,7 +47,7 @@ class Axis:
     @property
     def column_kind(self) -> str:
         """The kind of its column: a number or text."""
-        return "text" if self.kind == "names" else "int"
+        return {"names": "text", "scales": "float"}.get(self.kind, "int")
 
     def shown(self, default: str = "") -> str:
         """Its help, with the default, or another that a command has."""

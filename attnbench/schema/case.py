@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, Self, get_args
@@ -43,8 +44,9 @@ class Case:
     `threads` are the CPU threads of the timed calls; on a GPU always 1, whatever the host does.
 
     Raises:
-        UsageError: a size below 1, or an unknown pass, device or dtype. Sizes that do not fit
-            together are no error here: `traits.impossible` names the reason, which becomes a row.
+        UsageError: a size below 1, a scale that is none, an unknown pass, device or dtype. Sizes
+            that do not fit together are no error here: `traits.impossible` names the reason, which
+            becomes a row.
     """
 
     workload: str = "attention"
@@ -76,6 +78,10 @@ class Case:
         require("pass", [str(self.pass_)], PASSES, "--passes")
         require("device", [str(self.device)], DEVICES, "--device")
         require("dtype", [str(self.dtype)], DTYPE_BYTES, "--dtypes")
+        if self.scale is not None:
+            if not (isinstance(self.scale, (int, float)) and 0 < self.scale < math.inf):
+                raise UsageError(f"--scales takes a number above 0, not {self.scale!r}")
+            object.__setattr__(self, "scale", float(self.scale))
         for name in _SIZES:
             size = getattr(self, name)
             if size is not None and (type(size) is not int or size < 1):
