@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from attnbench.measure.probes import profile_call
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.theory.traits import case_label
 from attnbench.worker import reference as module
-from attnbench.worker.inputs import Draw, laid_out, needle_pairs
+from attnbench.worker.inputs import Draw, needle_pairs, with_gradients
 from attnbench.worker.reference import (
     Reference,
     Size,
@@ -327,20 +328,28 @@ def test_a_float64_case_is_judged_by_what_float32_loses():
     assert reason_against(case, tensors, coarse)
 
 
-def test_the_layouts_of_a_draw_are_those_that_it_says():
-    case = Case(pass_="both", heads=3, kv_heads=1, seq_len=9, kv_len=5, head_dim=4, value_dim=6)
-    plain = ATTENTION.tensors(case)
+@pytest.mark.parametrize(("kv_heads", "value_dim"), [(3, 4), (1, 6)])
+@pytest.mark.parametrize("layout", ["BHLD", "BLHD", "packed"])
+def test_inputs_lie_as_the_case_and_the_gradient_as_the_draw_says(layout, kv_heads, value_dim):
+    case = Case(
+        pass_="both", batch=2, heads=3, kv_heads=kv_heads, seq_len=9, head_dim=4,
+        value_dim=value_dim, layout=layout,
+    )  # fmt: skip
+    plain = ATTENTION.tensors(replace(case, layout="BHLD"))
     ATTENTION.fill(case, plain, Draw(seed=5))
     gradients: Any = (None, "expanded", "transposed")
-    for strided, offset, gradient in itertools.product((False, True), (False, True), gradients):
-        layout: Any = {"strided": strided, "offset": offset, "gradient": gradient}
-        draw = Draw(seed=5, without_gradient="kv", **layout)
-        tensors = laid_out(ATTENTION.tensors(case), draw)
+    for gradient in gradients:
+        draw = Draw(seed=5, without_gradient="kv", gradient=gradient)
+        tensors = with_gradients(ATTENTION.tensors(case), draw)
         ATTENTION.fill(case, tensors, draw)
         assert all(torch.equal(tensors[name], plain[name]) for name in "qkv")
         q, do = tensors["q"], tensors["do"]
-        assert q.stride(1) < q.stride(2) if strided else q.stride(1) > q.stride(2)
-        assert bool(q.storage_offset()) == offset
+        token = {"BHLD": 4, "BLHD": 12}.get(layout, 12 + kv_heads * (4 + value_dim))
+        assert (q.stride(2), q.stride(3)) == (token, 1)
+        offsets = [tensors[name].storage_offset() for name in "qkv"]
+        assert offsets == ([0, 12, 12 + 4 * kv_heads] if layout == "packed" else [0, 0, 0])
+        buffers = {tensors[name].untyped_storage().data_ptr() for name in "qkv"}
+        assert len(buffers) == (1 if layout == "packed" else 3)
         assert do.is_contiguous() == (gradient is None)
         assert (do.stride(-1) == 0) == (gradient == "expanded")
         assert [tensors[name].requires_grad for name in "qkv"] == [True, False, False]

@@ -6,6 +6,7 @@ import math
 import random
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.worker import checking
 from attnbench.worker.checking import check_item
 from attnbench.worker.fault import fault_of
-from attnbench.worker.inputs import Draw, laid_out
+from attnbench.worker.inputs import Draw
 from attnbench.worker.positions import rotated
 from attnbench.worker.reference import plain_attention
 from attnbench.worker.variants import reads, variants
@@ -171,7 +172,7 @@ def test_a_slope_of_alibi_is_named_with_its_head_and_the_right_one():
 
 @pytest.mark.parametrize("offset", [False, True])
 def test_memory_that_is_read_as_if_inputs_were_dense_is_told(offset):
-    tensors = laid_out(ATTENTION.tensors(SAME), Draw(strided=not offset))
+    tensors = ATTENTION.tensors(replace(SAME, layout="BHLD" if offset else "BLHD"))
     if offset:
         tensors = {name: torch.stack((x, x))[1] for name, x in tensors.items()}
     ATTENTION.fill(SAME, tensors, Draw(seed=5))

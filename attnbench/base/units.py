@@ -296,8 +296,10 @@ def parse_positive(text: str, flag: str) -> float:
 
 def parse_scales(text: str, flag: str) -> list[float | None]:
     """Read `default,0.5`; `default` is None."""
-    parts = parse_names(text, flag)
-    return [None if part == "default" else parse_positive(part, flag) for part in parts]
+    numbers = {part: _number(part) for part in parse_names(text, flag) if part != "default"}
+    if wrong := next((part for part, number in numbers.items() if not number), None):
+        raise UsageError(f"{flag} takes default or a number above 0, not {wrong[:40]!r}")
+    return [numbers.get(part) for part in parse_names(text, flag)]
 
 
 def parse_share(text: str, flag: str) -> float:

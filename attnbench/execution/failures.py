@@ -19,8 +19,7 @@ from attnbench.theory.caches import cache_of
 
 # What a check draws otherwise than others, in words, by the field of `Item.draw`.
 _DRAWN = {
-    "query_amplitude": "with q × {:g}", "strided": "with strided inputs",
-    "offset": "with inputs at an offset", "gradient": "with {} gradients of o",
+    "query_amplitude": "with q × {:g}", "gradient": "with {} gradients of o",
     "without_gradient": "without a gradient of {}",
 }  # fmt: skip
 
@@ -41,6 +40,7 @@ def features(item: Item) -> dict[str, bool]:
         "with a position bias": kind == "bias",
         "with rotary positions": kind == "rotary",
         "with a scale of its own": case.scale is not None,
+        f"with {case.layout} inputs": case.layout != "BHLD",
         "where the cache holds more than one page": decoding
         and tokens > cache_of(case)[1].get("page", tokens),
         f"with cache {case.cache}": case.cache is not None,

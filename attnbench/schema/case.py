@@ -24,6 +24,7 @@ from attnbench.schema.position import parse_position as parse_position
 Pass = Literal["forward", "backward", "both"]
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+Layout = Literal["BHLD", "BLHD", "packed"]
 
 PASSES: tuple[Pass, ...] = get_args(Pass)
 DEVICES: tuple[Device, ...] = get_args(Device)
@@ -69,6 +70,7 @@ class Case:
     query_tokens: int = 1
     layers: int = 1
     scale: float | None = None
+    layout: Layout = "BHLD"
     threads: int = 1
 
     def __post_init__(self) -> None:
@@ -78,6 +80,7 @@ class Case:
         require("pass", [str(self.pass_)], PASSES, "--passes")
         require("device", [str(self.device)], DEVICES, "--device")
         require("dtype", [str(self.dtype)], DTYPE_BYTES, "--dtypes")
+        require("layout", [str(self.layout)], get_args(Layout), "--layouts")
         if self.scale is not None:
             if not (isinstance(self.scale, (int, float)) and 0 < self.scale < math.inf):
                 raise UsageError(f"--scales takes a number above 0, not {self.scale!r}")

@@ -124,11 +124,16 @@ def _decode_work(case: Case) -> float:
     return case.layers * case.units * step
 
 
+def _reason_against_packing(case: Case) -> str | None:
+    if case.layout != "packed" or case.seq_len == case.kv_len:
+        return None
+    return f"packs q, k and v of as many tokens, not {case.seq_len} and {case.kv_len} (--layouts)"
+
+
 TRAITS: Registry[Traits] = Registry("workload", "--workload")
 for _name, _traits in {
     "attention": Traits(
-        doc="q, k, v given: O(n^2 d)",
-        work=_pairs_work,
+        doc="q, k, v given: O(n^2 d)", work=_pairs_work, own_reason=_reason_against_packing
     ),
     "layer": Traits(
         doc="x given: projections, attention, output projection: O(n d^2 + n^2 d)",

@@ -15,7 +15,7 @@ import torch
 from attnbench.api import Implementation, implementation
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
-from attnbench.worker.inputs import Draw, Tensors, laid_out
+from attnbench.worker.inputs import Draw, Tensors, with_gradients
 from attnbench.worker.properties import PROPERTIES
 from attnbench.worker.reference import Reference
 from attnbench.worker.trial import IncorrectError, Trial, classify, raised, restore_settings
@@ -152,8 +152,8 @@ def check_item(
 ) -> dict[str, Any]:
     """Check `name` in `case` without any timing; status, reason and errors as plain JSON.
 
-    `options` are the fields of `Draw` that the battery sets (amplitude, layout), or the `property`
-    that is to hold; `at` is called with each stage as it begins.
+    `options` are the fields of `Draw` that the battery sets, or the `property` that is to hold;
+    `at` is called with each stage as it begins.
     """
     workload = WORKLOADS.get(case.workload)
     try:
@@ -161,7 +161,7 @@ def check_item(
             at("check")
             return _check_property(options["property"], case, name, seed)
         draw = Draw(seed=seed, needles="query_amplitude" not in options, **options)
-        tensors = laid_out(workload.tensors(case), draw)
+        tensors = with_gradients(workload.tensors(case), draw)
         trial = Trial(impl=implementation(name), case=case, tensors=tensors, checks_alone=True)
         entry = Entry(index=0, case=case, impls=(name,))
         draws = draw, replace(draw, seed=seed + 1, needles=False)

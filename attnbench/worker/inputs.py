@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,21 +23,17 @@ _REACH = 32  # tokens that local inputs are smoothed over, to either side
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """How inputs are drawn: the seed, their amplitude, their layout, and whether to plant needles.
+    """How inputs are drawn: the seed, their amplitude, gradients, and whether to plant needles.
 
-    `strided` stores q, k, v as (B, L, H, D) and passes the transposed view, as projections do, and
-    `offset` each as the second half of longer rows, as packed ones lie. `gradient` is the layout of
-    do: `expanded` along its dims, as `o.sum(-1)` leaves it, or `transposed`, rows for columns. What
-    of q, k and v has its letter in `without_gradient` requires none. `local` makes attention what
-    it is in trained models, where approximations hope for it: each query has most of its weight on
-    keys near its own place.
+    `gradient` is the layout of do: `expanded` along its dims, as `o.sum(-1)` leaves it, or
+    `transposed`, rows for columns. What of q, k and v has its letter in `without_gradient` requires
+    none. `local` makes attention what it is in trained models, where approximations hope for it:
+    each query has most of its weight on keys near its own place.
     """
 
     seed: int = 0
     needles: bool = False
     query_amplitude: float = 1.0
-    strided: bool = False
-    offset: bool = False
     gradient: Literal["expanded", "transposed"] | None = None
     without_gradient: str = ""
     local: bool = False
@@ -48,17 +44,35 @@ def empty(case: Case, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.empty(shape, dtype=getattr(torch, case.dtype), device=case.device)
 
 
-def laid_out(tensors: Tensors, draw: Draw) -> Tensors:
-    """Such tensors, still to be filled, in the layout of the draw; what is beside them is NaN."""
+def inputs_of(case: Case) -> Tensors:
+    """q_BHLD, k_BGSD, v_BGSV, still to be filled, in memory as the case's layout has them."""
+    sizes = {
+        "q": (case.heads, case.seq_len, case.head_dim),
+        "k": (case.kv_heads, case.kv_len, case.head_dim),
+        "v": (case.kv_heads, case.kv_len, case.value_dim),
+    }
+    if case.layout == "BHLD":
+        return {name: empty(case, (case.batch, *own)) for name, own in sizes.items()}
+    widths = [heads * dim for heads, _, dim in sizes.values()]
+    rows: Sequence[torch.Tensor]
+    if case.layout == "packed":
+        whole = empty(case, (case.batch, case.seq_len, sum(widths)))
+        rows = whole.split_with_sizes(widths, -1)
+    else:
+        tokens = case.seq_len, case.kv_len, case.kv_len
+        rows = [empty(case, (case.batch, *at)) for at in zip(tokens, widths, strict=True)]
+    return {
+        name: x.view(*x.shape[:2], heads, dim).transpose(1, 2).detach()
+        for (name, (heads, _, dim)), x in zip(sizes.items(), rows, strict=True)
+    }
+
+
+def with_gradients(tensors: Tensors, draw: Draw) -> Tensors:
+    """Such tensors with do in the layout of the draw, and the gradients that it asks for."""
     found = {}
     for name, x in tensors.items():
         requires_grad, x = x.requires_grad and name not in draw.without_gradient, x.detach()
-        if name != "do":
-            x = x.transpose(1, 2).contiguous() if draw.strided else x
-            if draw.offset:
-                x = torch.full_like(x, torch.nan).repeat(1, 1, 1, 2).chunk(2, -1)[1]
-            x = x.transpose(1, 2) if draw.strided else x
-        elif draw.gradient is not None:
+        if name == "do" and draw.gradient is not None:
             once = x[..., :1].expand_as(x)
             x = once if draw.gradient == "expanded" else x.mT.contiguous().mT
         found[name] = x.requires_grad_(requires_grad)

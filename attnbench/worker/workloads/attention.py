@@ -13,6 +13,7 @@ from attnbench.worker.inputs import (
     empty,
     fill_local,
     fill_normal,
+    inputs_of,
     needle_pairs,
     wanted_keys,
 )
@@ -35,17 +36,10 @@ class _Attention(Workload):
 
     def tensors(self, case: Case) -> Tensors:
         """q_BHLD, k_BGSD, v_BGSV and, where the pass differentiates, do_BHLV."""
-        batch, d, v = case.batch, case.head_dim, case.value_dim
-        shapes = {
-            "q": (batch, case.heads, case.seq_len, d),
-            "k": (batch, case.kv_heads, case.kv_len, d),
-            "v": (batch, case.kv_heads, case.kv_len, v),
-        }
+        tensors = {n: x.requires_grad_(case.needs_grad) for n, x in inputs_of(case).items()}
         if case.needs_grad:
-            shapes["do"] = (batch, case.heads, case.seq_len, v)
-        tensors = {name: empty(case, shape) for name, shape in shapes.items()}
-        for name in "qkv":
-            tensors[name].requires_grad_(case.needs_grad)
+            shape = case.batch, case.heads, case.seq_len, case.value_dim
+            tensors["do"] = empty(case, shape)
         return tensors
 
     def fill(self, case: Case, tensors: Tensors, draw: Draw) -> None:
