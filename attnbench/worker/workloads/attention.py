@@ -103,14 +103,18 @@ def rotated_workspace(case: Case, impl: Implementation) -> int | None:
     """Workspace of a core (bytes); with rotary encoding q and k are there a second time, rotated.
 
     At most, since turning them takes as much again for a moment, and a backward pass turns their
-    gradients back beside them.
+    gradients back beside them. In another layout than BHLD a core may copy q, k and v.
     """
     core_bytes = impl.workspace(case) if impl.workspace else None
-    if core_bytes is None or case.position.encoding.kind != "rotary":
+    turned, moved = case.position.encoding.kind == "rotary", case.layout != "BHLD"
+    if core_bytes is None or not (turned or moved):
         return core_bytes
-    rows = case.heads * case.seq_len + case.kv_heads * case.kv_len
-    rotated = case.batch * rows * case.head_dim * case.element_bytes
-    return Estimate((2 + 2 * case.needs_grad) * rotated + core_bytes)
+    keys = case.kv_heads * case.kv_len
+    numbers = (case.heads * case.seq_len + keys) * case.head_dim
+    numbers = (2 + 2 * case.needs_grad) * turned * numbers + moved * (
+        numbers + keys * case.value_dim
+    )
+    return Estimate(case.batch * numbers * case.element_bytes + core_bytes)
 
 
 WORKLOADS.add("attention", _Attention())
