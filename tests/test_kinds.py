@@ -38,10 +38,10 @@ def test_a_core_s_law_becomes_the_workload_s(case, core, law):
 @pytest.mark.parametrize(("fields", "words"), [
     ({"workload": "decode", "pass_": "both"}, "decode has no both pass (--passes forward)"),
     ({"workload": "layer", "kv_len": 7}, "layer has no kv_len of its own, but 7 (--kv-lens)"),
-    ({"workload": "recurrent", "kv_heads": 2}, "recurrent has no heads to share"),
-    ({"workload": "recurrent", "value_dim": 2}, "recurrent has no values of width 2"),
+    ({"workload": "recurrent", "kv_heads": 2}, "recurrent has no kv_heads of its own"),
+    ({"workload": "recurrent", "value_dim": 2}, "recurrent has no value_dim of its own"),
     ({"workload": "recurrent", "mask": parse_mask("window:3")}, "--masks causal"),
-    ({"workload": "recurrent", "heads": 1, "kv_heads": 2}, "recurrent has no heads to share"),
+    ({"workload": "recurrent", "heads": 1, "kv_heads": 2}, "recurrent has no kv_heads of its own"),
     ({"kv_heads": 3}, "--kv-heads must divide --heads"),
 ])  # fmt: skip
 def test_what_a_workload_makes_no_sense_of_has_a_reason(fields, words):

@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem
 from attnbench.base import units
 from attnbench.base.jsontext import plain
 from attnbench.errors import AttnbenchError, ExitCode, UsageError
-from attnbench.schema.axes import AXES, KEYWORDS
+from attnbench.schema.axes import AXES, KEYWORDS, READ
 
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]
@@ -169,9 +169,6 @@ def _parse_device(text: str, flag: str) -> str:
 PATH = _Path(path_type=Path)
 POSITIVE = _Parsed("number", units.parse_positive)
 DEVICE = _Parsed("[auto|cpu|cuda]", _parse_device)
-SIZES = _Parsed("sizes", units.parse_sizes)
-NAMES = _Parsed("names", units.parse_names)
-THREADS = _Parsed("threads", units.parse_threads)
 SHARE = _Parsed("share", units.parse_share)
 DURATION = _Parsed("time", units.parse_duration)
 SHARD = _Parsed("i/n", units.parse_shard)
@@ -191,11 +188,11 @@ def given() -> dict[str, str]:
 _TABLE: dict[str, dict[str, list[Any]]] = tomllib.loads(
     Path(__file__).with_suffix(".toml").read_text("utf-8")
 )
-_KINDS = {
-    "scales": _Parsed("scales", units.parse_scales),
-    "path": PATH, "positive": POSITIVE, "device": DEVICE, "sizes": SIZES, "names": NAMES,
-    "threads": THREADS, "share": SHARE, "duration": DURATION, "shard": SHARD, "run": RUN,
+_KINDS = {kind: _Parsed(kind, read) for kind, read in READ.items()} | {
+    "path": PATH, "positive": POSITIVE, "device": DEVICE, "share": SHARE, "duration": DURATION,
+    "shard": SHARD, "run": RUN,
 }  # fmt: skip
+SIZES, NAMES = _KINDS["sizes"], _KINDS["names"]
 
 
 def _option(name: str, kind: str, text: str, more: dict[str, Any] | None = None) -> Option:

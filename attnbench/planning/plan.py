@@ -252,7 +252,8 @@ def expand(axes: Axes, device: Device, all_threads: int = 1) -> Iterator[Case]:
             chosen |= {"heads": 1, "head_dim": chosen["width"]}
         hides = traits.causal and chosen["mask"] == "full"
         chosen["mask"] = parse_mask("causal" if hides else chosen["mask"])
-        chosen["position"], chosen["pass_"] = parse_position(chosen["position"]), chosen.pop("pass")
+        chosen["position"] = parse_position(chosen.get("position", "none"))
+        chosen["pass_"] = chosen.pop("pass")
         chosen = {name: value for name, value in chosen.items() if value is not None}
         case = Case(workload=axes.workload, device=device, **chosen)
         if case.case_id not in seen:

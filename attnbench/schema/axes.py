@@ -10,7 +10,7 @@ from typing import Any
 
 from attnbench.base import units
 
-_READ: dict[str, Callable[[str, str], Any]] = {
+READ: dict[str, Callable[[str, str], Any]] = {
     "names": units.parse_names, "sizes": units.parse_sizes, "threads": units.parse_threads,
     "scales": units.parse_scales,
 }  # fmt: skip
@@ -60,7 +60,7 @@ class Axis:
         Raises:
             UsageError: it takes no such values; the message names the flag.
         """
-        return tuple(_READ[self.kind](text, flag or self.flag))
+        return tuple(READ[self.kind](text, flag or self.flag))
 
     def applies(self, workload: str) -> bool:
         """Whether the workload has it."""

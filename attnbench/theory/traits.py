@@ -5,7 +5,7 @@ What a workload computes is a module in `workloads/`; both go by the same name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
@@ -49,15 +49,7 @@ class Traits:
             reason = f"has no {case.pass_} pass (--passes {','.join(self.passes)})"
         elif own := self.own_reason(case):
             reason = own
-        elif self.heads:
-            return None
-        elif case.kv_heads != case.heads:
-            reason = f"has no heads to share {case.kv_heads} key/value heads (--kv-heads)"
-        elif case.value_dim != case.head_dim:
-            reason = f"has no values of width {case.value_dim} (--value-dims)"
-        elif case.position.name != "none":
-            reason = f"has no position encoding {case.position.text} (--positions none)"
-        elif case.mask.text not in ("full", "causal"):
+        elif not self.heads and case.mask.text not in ("full", "causal"):
             reason = f"is causal; mask {case.mask.text} makes no sense (--masks causal)"
         else:
             return None
@@ -196,17 +188,16 @@ def kind_words(case: Case, *, minor: bool = False) -> list[str]:
     return words
 
 
+def size_words(case: Case, without: Collection[str] = ()) -> list[str]:
+    """`n=512 B=1 H=4 D=64`: the sizes but those fields, and but E; followers where they differ."""
+    row, heads = case.to_json(), TRAITS.get(case.workload).heads
+    names = ["seq_len", "kv_len", "batch"]
+    names += ["heads", "kv_heads", "head_dim", "value_dim"] if heads else []
+    return list(filter(None, (AXES[name].text(row) for name in names if name not in without)))
+
+
 def case_label(case: Case) -> str:
     """A short text for people: `attention forward n=512 H=4 D=64 float32 causal`."""
-    traits = TRAITS.get(case.workload)
-    parts = [case.workload, case.pass_, f"n={case.seq_len}"]
-    parts += [f"S={case.kv_len}"] if case.kv_len != case.seq_len else []
-    parts.append(f"B={case.batch}")
-    if traits.heads:
-        parts.append(f"H={case.heads}")
-        parts += [f"G={case.kv_heads}"] if case.kv_heads != case.heads else []
-        parts.append(f"D={case.head_dim}")
-        parts += [f"V={case.value_dim}"] if case.value_dim != case.head_dim else []
-    if not traits.heads or case.model_width != case.heads * case.head_dim:
-        parts.append(f"E={case.model_width}")
-    return " ".join([*parts, case.dtype, *kind_words(case)])
+    follows = TRAITS.get(case.workload).heads and case.model_width == case.heads * case.head_dim
+    parts = [case.workload, case.pass_, *size_words(case), f"E={case.model_width}" * (not follows)]
+    return " ".join(filter(None, [*parts, case.dtype, *kind_words(case)]))

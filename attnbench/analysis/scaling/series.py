@@ -19,11 +19,19 @@ from attnbench.schema.finding import Cost
 from attnbench.schema.record import Record
 from attnbench.store.runs import Run
 from attnbench.theory.law import Law, parse
-from attnbench.theory.traits import TRAITS, kind_words
+from attnbench.theory.traits import TRAITS, kind_words, size_words
 
 OVERHEAD_CONTEXT = 16  # a decode step after so few tokens is all overhead
 _PEAK = "memory_peak_bytes"
 _SIZES = {name for name, axis in AXES.items() if axis.size}
+# The fields that vary along the axis of a series.
+_VARIED: dict[Axis, tuple[str, ...]] = {
+    "n": ("seq_len", "kv_len"),
+    "batch": ("batch",),
+    "heads": ("heads", "kv_heads", "width"),
+    "heads at fixed width": ("heads", "kv_heads", "head_dim", "value_dim"),
+    "d": ("head_dim", "value_dim", "width"),
+}
 _COST_OF: dict[str, Cost] = {"time": "time", "flops_law": "flops", "memory": "workspace"}
 
 
@@ -106,28 +114,15 @@ class Laws:
 
 def same_text(case: Case, axis: Axis) -> str:
     """As `attention forward B=1 H=2 D=64 float32`: all but what varies along the axis."""
-    of_heads, of_dims = ("heads", "heads at fixed width"), ("d", "heads at fixed width")
-    own_keys, grouped = case.kv_len != case.seq_len, case.kv_heads != case.heads
-    # Each size with the axes along which it varies.
-    sizes: list[tuple[str, tuple[str, ...]]] = [
-        (f"n={case.seq_len}", ("n",)),
-        (f"S={case.kv_len}" * own_keys, ("n",)),
-        (f"B={case.batch}", ("batch",)),
-    ]
-    if TRAITS.get(case.workload).heads:
-        sizes += [
-            (f"H={case.heads}", of_heads),
-            (f"G={case.kv_heads}" * grouped, of_heads),
-            (f"D={case.head_dim}", of_dims),
-            (f"V={case.value_dim}" * (case.value_dim != case.head_dim), of_dims),
-            (f"E={case.width}" if case.width else "", ("d", "heads")),
-        ]
-    else:
-        sizes.append((f"E={case.model_width}", ("d",)))
-    words = [case.workload, case.pass_, *(text for text, varies in sizes if axis not in varies)]
-    words += [f"H·D={case.heads * case.head_dim}"] if axis == "heads at fixed width" else []
-    words += [f"H/G={case.heads // case.kv_heads}"] if axis in of_heads and grouped else []
-    return " ".join(filter(None, [*words, case.dtype, *kind_words(case, minor=True)]))
+    sizes = size_words(case, _VARIED[axis])
+    if case.width and "width" not in _VARIED[axis]:
+        sizes.append(f"E={case.width}")
+    if axis == "heads at fixed width":
+        sizes.append(f"H·D={case.heads * case.head_dim}")
+    if "kv_heads" in _VARIED[axis] and case.kv_heads != case.heads:
+        sizes.append(f"H/G={case.heads // case.kv_heads}")
+    words = [case.workload, case.pass_, *sizes]
+    return " ".join([*words, case.dtype, *kind_words(case, minor=True)])
 
 
 def all_series(run: Run, laws: Laws, cells: list[Measured]) -> list[Series]:
