@@ -99,13 +99,15 @@ class Table:
 class Picture:
     """An image as SVG, what it shows in words, and what stands above it.
 
-    Those of one `title` belong together: the first is shown with the `reading` of all.
+    Those of one `title` belong together: the first is shown with the `reading` of all. `caption`
+    is what the panels of this one share.
     """
 
     svg: bytes
     alt: str
     head: Finding | None = None
     title: str = ""
+    caption: str = ""
     reading: str = ""
 
 

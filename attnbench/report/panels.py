@@ -57,8 +57,8 @@ def _panel(series: Series, line: Line, look: Look) -> Figure:
     room = max(0.25 * (high - low), 0.03 * high)
     low, high = low - room, high + room
     ax.scatter(
-        line.at, np.clip(y, low, high), s=7, color=look.colour, marker=look.marker, linewidth=0,
-        alpha=0.55, clip_on=False, zorder=2,
+        line.at, np.clip(y, low, high), s=13, color=look.colour, marker=look.marker, linewidth=0,
+        alpha=0.7, clip_on=False, zorder=2,
     )  # fmt: skip
     for (a, b), level in zip(parts, levels, strict=True):
         ax.hlines(level, line.at[a], line.at[b - 1], color=INK, linewidth=1.6, zorder=3)
@@ -79,7 +79,9 @@ def _axes(ax: Axes, series: Series, ends: tuple[float, float], unit: str) -> Non
     places = sorted({0, last // 3, 2 * last // 3, last} if last >= 6 else {0, last})
     days = {run.when.date() for run in series.runs}
     form = "%H:%M" if len(days) == 1 else "%Y-%m-%d" if len(days) > 300 else "%b %d"
-    ax.set_xticks(places, [f"{series.runs[at].when:{form}}" for at in places])
+    texts = [f"{run.when:{form}}" for run in series.runs]
+    places = [at for at in places if texts.index(texts[at]) == at or at == 0]  # each day once
+    ax.set_xticks(places, [texts[at] for at in places])
     labels = ax.get_xticklabels()
     labels[0].set_horizontalalignment("left")
     labels[-1].set_horizontalalignment("right")
