@@ -25,6 +25,15 @@ _STEPS: dict[int, tuple[tuple[float, ...], ...]] = {
 }
 
 
+class End(NamedTuple):
+    """Where a line ends, in data, and the name that is written beside it."""
+
+    x: float
+    y: float
+    name: str
+    colour: str = INK
+
+
 def length_axis(ax: Axes, lengths: Sequence[int]) -> None:
     """Make x logarithmic in base 2, with ticks at measured lengths: 128, 256, 512, 1k, 2k."""
     shown = sorted(set(lengths))
@@ -99,21 +108,13 @@ def round_added(value: float) -> str:
     return f"{added:+g} %".replace("-", "−") if added else "0 %"
 
 
-def guide(ax: Axes, anchor: tuple[float, float], power: int) -> None:
-    """Draw n^`power` through `anchor` (n, value), and name it where it enters the axes.
-
-    All lines run above it, so that nothing else is in the corner below its beginning.
-    """
-    (x_low, x_high), (y_low, y_high) = ax.get_xlim(), ax.get_ylim()
+def guide(ax: Axes, anchor: tuple[float, float], power: int) -> End:
+    """Draw n^`power` through `anchor` (n, value); return where its name belongs."""
     n0, y0 = anchor
-    ax.plot([x_low, x_high], [y0 * (x / n0) ** power for x in (x_low, x_high)], **DASHED)
-    points = ax.bbox.height / ax.figure.dpi * 72
-    least = y_low * (y_high / y_low) ** (1.4 * SMALL / points)  # a line of text above the edge
-    n = max(x_low, n0 * (least / y0) ** (1 / power))
-    ax.annotate(
-        {1: "∝ n", 2: "∝ n²"}.get(power, f"∝ n^{power}"), (n, y0 * (n / n0) ** power),
-        xytext=(4, -1), textcoords="offset points", color=QUIET, fontsize=SMALL, va="top",
-    )  # fmt: skip
+    xs = ax.get_xlim()
+    ys = [y0 * (x / n0) ** power for x in xs]
+    ax.plot(xs, ys, **DASHED)
+    return End(xs[1], ys[1], {1: "∝ n", 2: "∝ n²"}.get(power, f"∝ n^{power}"), QUIET)
 
 
 def across(ax: Axes, value: float, name: str, above: float = 2) -> None:
@@ -123,15 +124,6 @@ def across(ax: Axes, value: float, name: str, above: float = 2) -> None:
         name, (0.01, value), xycoords=("axes fraction", "data"), xytext=(0, above),
         textcoords="offset points", color=QUIET, fontsize=SMALL,
     )  # fmt: skip
-
-
-class End(NamedTuple):
-    """Where a line ends, in data, and the name that is written beside it."""
-
-    x: float
-    y: float
-    name: str
-    colour: str = INK
 
 
 def label_ends(ax: Axes, ends: Sequence[End]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from attnbench.analysis.axes import fixed, heading, label, overhead_size, slices
 from attnbench.analysis.highlights import SLICE
 from attnbench.analysis.ratios import PREFERRED
 from attnbench.base import units
+from attnbench.base.parameters import base_name
 from attnbench.base.registry import Registry
 from attnbench.report import axes
 from attnbench.report.figures import slug_of
@@ -88,8 +89,12 @@ def with_rate_interval(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_variants(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add `variant`: the cache or projection that an implementation was measured with, or ''."""
-    return frame.assign(variant=frame["cache"].fillna(frame["projection"]).fillna("").astype(str))
+    """Add `variant`: the cache or projection that an implementation was measured with.
+
+    Else its parameters, or ''.
+    """
+    parameters = frame["impl"].map(lambda name: name.removeprefix(base_name(name)).lstrip(":"))
+    return frame.assign(variant=frame["cache"].fillna(frame["projection"]).fillna(parameters))
 
 
 @dataclass(frozen=True)
@@ -108,11 +113,11 @@ class ChartPage:
     implementations, with their cache or projection where that differs, too.
     """
 
-    workload: str
     slug: str
     caption: str
     panels: tuple[Panel, ...]
     along_n: bool
+    first: bool  # of its slice
     left_out: int = 0
 
     @property
@@ -129,12 +134,11 @@ def pages(frame: pd.DataFrame, chart: Chart) -> list[ChartPage]:
     one. Of each workload there are at most `MOST_PAGES`.
     """
     found: list[ChartPage] = []
-    for workload, group in groupby(slices(frame, SLICE), key=lambda item: item[0]["workload"]):
+    for _, group in groupby(slices(frame, SLICE), key=lambda item: str(item[0]["workload"])):
         own = [page for values, rows in group for page in _pages(values, rows, chart)]
-        shown, more = own[:MOST_PAGES], sum(len(page.panels) for page in own[MOST_PAGES:])
-        for page in shown:
-            found.append(ChartPage(**vars(page) | {"left_out": more, "workload": str(workload)}))
-            more = 0
+        most = MOST_PAGES if chart.along_n else 1
+        more = sum(len(page.panels) for page in own[most:])
+        found += [replace(own[0], left_out=more), *own[1:most]] if own else []
     return found
 
 
@@ -165,7 +169,8 @@ def _pages(values: Mapping[str, Any], rows: pd.DataFrame, chart: Chart) -> Itera
             number += 1
             slug = slug_of("-".join([*map(str, values.values()), str(number) * (number > 1)]))
             yield ChartPage(
-                workload="", slug=slug, caption="; ".join(filter(None, notes)), along_n=along_n,
+                slug=slug, caption="; ".join(filter(None, notes)), along_n=along_n,
+                first=number == 1,
                 panels=tuple(panels[start : start + PANELS_A_PAGE]),
             )  # fmt: skip
             notes = notes[:1]
@@ -174,9 +179,10 @@ def _pages(values: Mapping[str, Any], rows: pd.DataFrame, chart: Chart) -> Itera
 def _with_lines(rows: pd.DataFrame) -> pd.DataFrame:
     rows = with_variants(rows)
     names = rows["impl"].astype(str)
-    if rows["variant"].nunique() > 1:
+    variants = rows["cache"].fillna(rows["projection"])
+    if variants.nunique() > 1:
         alone = rows["impl"].nunique() == 1
-        names = rows["variant"] if alone else (names + " " + rows["variant"]).str.strip()
+        names = variants if alone else names + (" " + variants).fillna("")
     return rows.assign(line=names)
 
 

@@ -60,7 +60,7 @@ def panels(
     columns = 1 if size.width and size.width < 2 * 3.2 else min(columns, len(heights))
     width = size.width or own or (WIDE if columns == 1 else NARROW * columns)
     rows = [max(heights[i : i + columns]) for i in range(0, len(heights), columns)]
-    head = 0.3 if size.title else 0.0
+    head = 0.22 if size.title else 0.0
     figure = Figure(figsize=(width, sum(rows) + head), dpi=DPI)
     FigureCanvasAgg(figure)
     if size.title:
@@ -208,6 +208,7 @@ class Sketch:
     alt: Sequence[str]
     caption: str = ""
     slug: str = ""
+    first: bool = True  # of its kind: further ones are on the page alone
     left_out: int = 0
 
     @property
@@ -219,8 +220,9 @@ class Sketch:
         """Draw it as a page shows it, and write it into the folder, too."""
         more = f". {self.left_out} more such panels are left out; the tables have their numbers"
         title = ", ".join(filter(None, (self.kind.title, self.caption)))
+        figure = self.draw(OWN)
         return Picture(
-            svg=write(self.draw(OWN), self.stem, folder), title=self.kind.title,
+            svg=write(figure, self.stem, folder) if self.first else svg_of(figure), title=self.kind.title,
             caption=self.caption + more * bool(self.left_out), reading=self.kind.reading,
             alt=f"{title}: {'; '.join(self.alt)}.",
         )  # fmt: skip

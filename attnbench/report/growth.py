@@ -75,7 +75,7 @@ def points(
     above = [max(0.0, min(most, e.ends[1]) - e.value) for _, e in known]
     ax.errorbar(
         [x for x, _ in known], [e.value for _, e in known], yerr=[below, above], color=look.colour,
-        marker=look.marker, linestyle="none", elinewidth=1.0, capsize=1.8, clip_on=False, **style,
+        marker=look.marker, linestyle="none", elinewidth=1.0, clip_on=False, **style,
     )  # fmt: skip
 
 

@@ -39,7 +39,7 @@ def sketches(
     `table.rope_cost`; `crossovers` are marked in the charts that show them.
     """
     looks = looks_of(tables["cells"]["impl"].unique())
-    variants = dict.fromkeys(charts.with_variants(tables["cells"])["variant"])
+    variants = dict.fromkeys(["", *charts.with_variants(tables["cells"])["variant"]])
     dashes = {name: DASHES[i % len(DASHES)] for i, name in enumerate(variants)}
     for name, chart in CHARTS.items():
         if not chart.along_n:
@@ -59,7 +59,7 @@ def sketch(name: str, page: ChartPage, drawn: Any, note: str = "") -> Sketch:
     return Sketch(
         kind=FigureKind(name=name, title=chart.title, reading=chart.reading), draw=drawn, alt=alt,
         caption="; ".join(filter(None, (page.caption, note))), slug=page.slug,
-        left_out=page.left_out,
+        first=page.first, left_out=page.left_out,
     )  # fmt: skip
 
 
@@ -125,6 +125,9 @@ def draw(
     if not page.along_n:
         return _draw_dots(page, style, frame, size)
     names = [figures.short(_ended(chart, own)) for _, own in _lines(rows)]
+    names += (
+        [str(rows[chart.reference[1]].iloc[0])] if chart.reference and chart.reference[1] else []
+    )
     figure, found = line_panels(page, names, size)
     for ax, panel, bars in zip(found, page.panels, marked or [()] * len(found), strict=True):
         ends = _draw_lines(ax, panel.rows, style, frame)
@@ -143,7 +146,8 @@ def line_panels(page: ChartPage, names: Sequence[str], size: Size) -> tuple[Figu
     """Titled panels with room for these names beside each."""
     own = size.width or figures.NARROW
     height = min(PANEL_INCHES, max(2.1, 0.7 * own))
-    around = Margins(left=0.72, right=max(map(figures.width_of, names)) + 0.25)
+    top = 0.32 if any(panel.title for panel in page.panels) else 0.12
+    around = Margins(left=0.72, right=max(map(figures.width_of, names)) + 0.25, top=top)
     figure, found = figures.panels([height] * len(page.panels), around, size)
     for ax, panel in zip(found, page.panels, strict=True):
         ax.set_title(panel.title, loc="left", pad=5, color=INK)
@@ -166,7 +170,7 @@ def value_axis(
         return "linear", (min(values) - room, max(values) + room)
     low, high = axes.bounds(values)
     scale: Scale = "log10" if chart.scale == "linear" else chart.scale
-    return scale, ((low / 2.2 if chart.guides else low), high)
+    return scale, ((low / 1.7 if chart.guides else low), high)
 
 
 def _lines(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -190,7 +194,7 @@ def _draw_lines(ax: Axes, rows: pd.DataFrame, style: Style, frame: Frame) -> lis
     axes.length_axis(ax, [int(n) for n in rows["seq_len"].unique()])
     frame.put(ax, "y", rows)
     ax.set_xlabel(TRAITS.get(str(rows["workload"].iloc[0])).n_name)
-    ends = [reference] if (reference := _draw_reference(ax, rows, chart)) else []
+    ends = _draw_references(ax, rows, chart)
     for _, own in _lines(rows):
         known = own[own[chart.value].notna()]
         look = style.looks[str(own["impl"].iloc[0])]
@@ -204,7 +208,7 @@ def _draw_lines(ax: Axes, rows: pd.DataFrame, style: Style, frame: Frame) -> lis
             stroke["linestyle"] = "none"
         ax.errorbar(
             xs, ys, yerr=_bars(chart, known), color=look.colour, marker=look.marker,
-            elinewidth=1.0, capsize=1.8, clip_on=False, **stroke,
+            elinewidth=1.0, clip_on=False, **stroke,
         )  # fmt: skip
         ends.append(End(xs.iloc[-1], ys.iloc[-1], _ended(chart, own), look.colour))
     return ends
@@ -217,19 +221,21 @@ def _bars(chart: Chart, rows: pd.DataFrame) -> list[list[float]] | None:
     return [part.fillna(0.0).clip(lower=0.0).tolist() for part in ends]
 
 
-def _draw_reference(ax: Axes, rows: pd.DataFrame, chart: Chart) -> End | None:
-    """Draw the guides below all points, and the line to compare with, which has a name."""
+def _draw_references(ax: Axes, rows: pd.DataFrame, chart: Chart) -> list[End]:
+    """Draw the guides below all points, and the line to compare with."""
+    ends = []
     known, last = rows[rows[chart.value] > 0], float(rows["seq_len"].max())
     if known["seq_len"].nunique() > 2:
         share = known["seq_len"].astype(float) / last
         for power in chart.guides:
             least = float((known[chart.value].astype(float) / share**power).min())
-            axes.guide(ax, (last, 0.72 * least), power)
-    if not chart.reference:
-        return None
-    value, column = chart.reference
-    ax.axhline(value, **axes.DASHED)
-    return End(ax.get_xlim()[1], value, str(rows[column].iloc[0]), QUIET) if column else None
+            ends.append(axes.guide(ax, (last, 0.72 * least), power))
+    if chart.reference:
+        value, column = chart.reference
+        ax.axhline(value, **axes.DASHED)
+        if column:
+            ends.append(End(ax.get_xlim()[1], value, str(rows[column].iloc[0]), QUIET))
+    return ends
 
 
 def _draw_dots(page: ChartPage, style: Style, frame: Frame, size: Size) -> Figure:
@@ -252,16 +258,18 @@ def _draw_dots(page: ChartPage, style: Style, frame: Frame, size: Size) -> Figur
             ax.axvline(value, **axes.DASHED)
             if column:
                 ax.set_title(str(rows[column].iloc[0]) + " = 1×", loc="right", color=QUIET, pad=5)
-        bars = _bars(chart, rows) or [[0.0] * len(rows)] * 2
+        colours = [style.looks[impl].colour for impl in rows["impl"]]
         for y, row in enumerate(rows.to_dict("records")):
-            look, x = style.looks[row["impl"]], frame.inside(row[chart.value])
-            if chart.predicted and not units.is_unknown(row[chart.predicted]):
-                at = frame.inside(row[chart.predicted])
-                ax.vlines(at, y - 0.35, y + 0.35, color=look.colour, linewidth=1.2)
-            ax.errorbar(
-                [x], [y], xerr=[[bars[0][y]], [bars[1][y]]], color=look.colour,
-                marker=look.marker, elinewidth=1.0, clip_on=False, **figures.FILLED,
+            ax.plot(
+                frame.inside(row[chart.value]), y, color=colours[y], markersize=6, clip_on=False,
+                marker=style.looks[row["impl"]].marker, **figures.FILLED,
             )  # fmt: skip
+        if chart.low and chart.high:
+            ax.hlines(range(len(rows)), rows[chart.low], rows[chart.high], colours, linewidth=1.2)
+        if chart.predicted:
+            at = rows[chart.predicted].clip(lower=frame.limits[0])
+            ys = np.arange(len(rows))
+            ax.vlines(at, ys - 0.35, ys + 0.35, colours, linewidth=1.2)
     return figure
 
 

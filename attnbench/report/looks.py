@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from attnbench.base.parameters import base_name
+
 
 @dataclass(frozen=True)
 class Look:
@@ -33,28 +35,31 @@ KNOWN: dict[str, Look] = {
     "naive-compiled": Look("#999933", "X"),
 }
 _OTHER_COLOURS = ("#aa4499", "#117733", "#b8860b", "#6a3d9a", "#8c564b", "#3b7dd8")
-_OTHER_MARKERS = ("*", "d", "P", "^", "s", "v", "X", "p")
-OTHERS = tuple(Look(colour, marker) for marker in _OTHER_MARKERS for colour in _OTHER_COLOURS)
-# Of the caches or projections that an implementation is drawn with, in their order.
+_OTHER_MARKERS = ("^", "s", "D", "v", "P", "X", "d", "p")
+_OTHERS = [Look(colour, marker) for marker in _OTHER_MARKERS for colour in _OTHER_COLOURS]
+_MORE = """linear sliding-window bigbird nystrom linformer performer retention dilated-window
+    window-global reformer strided gru linear-recurrent linear-parallel strided-fixed bigbird-flex
+    sdpa-grouped""".split()
+KNOWN |= {name: _OTHERS.pop(0) for name in _MORE}
+# Of the caches, projections or parameters of an implementation, in their order.
 DASHES: tuple[Any, ...] = (
     "-", (0, (5, 2)), (0, (1.2, 1.5)), (0, (6, 2, 1.2, 2)), (0, (2.5, 1.5)), (0, (9, 3)),
 )  # fmt: skip
 
 
 def looks_of(names: Iterable[str]) -> dict[str, Look]:
-    """Give each name its look: the built-ins their own, any other one that its name decides.
+    """Give each name its look, whatever its parameters: the built-ins their own, others by name.
 
     The slot comes from a hash of the name, so that an implementation keeps its look from run to
     run; only where two names of one run meet in a slot does the later one, in alphabetical order,
     move on to the next free one. Slots are shared when there are more names than slots.
     """
-    wanted = set(names)
-    given = {name: KNOWN[name] for name in sorted(wanted & set(KNOWN))}
-    taken: set[int] = set()
-    for name in sorted(wanted - set(KNOWN)):
-        start = int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(OTHERS)
-        slots = [(start + step) % len(OTHERS) for step in range(len(OTHERS))]
+    bases = {name: base_name(name) for name in names}
+    given, taken = dict(KNOWN), set[int]()
+    for name in sorted(set(bases.values()) - set(KNOWN)):
+        start = int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(_OTHERS)
+        slots = [(start + step) % len(_OTHERS) for step in range(len(_OTHERS))]
         slot = next((slot for slot in slots if slot not in taken), start)
         taken.add(slot)
-        given[name] = OTHERS[slot]
-    return given
+        given[name] = _OTHERS[slot]
+    return {name: given[base] for name, base in bases.items()}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
 
-from attnbench.analysis.crossovers import Crossover
+from attnbench.analysis import table
+from attnbench.analysis.crossovers import Crossover, crossovers
 from attnbench.analysis.scaling.results import Scaling
+from attnbench.base.parameters import base_name
 from attnbench.base.registry import require
 from attnbench.errors import StoreError, UsageError
 from attnbench.report import exponents, figures, lines, models, roofline, tradeoff
@@ -18,6 +21,7 @@ from attnbench.report.charts import CHARTS, with_rate_interval
 from attnbench.report.document import Picture
 from attnbench.report.figures import Size, Sketch
 from attnbench.report.looks import looks_of
+from attnbench.store.runs import Run
 
 NAMES = (*CHARTS.names(), tradeoff.TRADEOFF.name)
 PAPER: Any = {
@@ -28,22 +32,22 @@ PAPER: Any = {
 
 def sketches(
     cells: pd.DataFrame, costs: pd.DataFrame, environment: Mapping[str, Any],
-    crossovers: Sequence[Crossover],
+    crossing: Sequence[Crossover],
 ) -> Iterator[Sketch]:  # fmt: skip
     """Every chart that has data, trade-offs and rooflines."""
     cells = with_rate_interval(cells)
-    yield from lines.sketches({"cells": cells, "costs": costs}, environment, crossovers)
+    yield from lines.sketches({"cells": cells, "costs": costs}, environment, crossing)
     yield from tradeoff.sketches(cells)
     yield from roofline.sketches(cells)
 
 
 def draw_charts(
     cells: pd.DataFrame, costs: pd.DataFrame, environment: Mapping[str, Any],
-    crossovers: Sequence[Crossover], folder: Path,
+    crossing: Sequence[Crossover], folder: Path,
 ) -> list[Picture]:  # fmt: skip
     """Draw every chart that has data, and the rooflines, into `folder`."""
     with mpl.rc_context(fname=figures.STYLE):
-        found = sketches(cells, costs, environment, crossovers)
+        found = sketches(cells, costs, environment, crossing)
         return [sketch.save(folder) for sketch in found]
 
 
@@ -62,29 +66,40 @@ def draw_growth(scaling: Scaling, folder: Path) -> list[Picture]:
 
 
 def draw_for_paper(
-    found: Sequence[Sketch], names: Sequence[str], kind: str, width: float, *, titled: bool,
-    folder: Path,
+    run: Run, names: Sequence[str], *, baseline: str | None, impls: Sequence[str], kind: str,
+    width: float, titled: bool,
 ) -> list[Path]:  # fmt: skip
-    """Write the figures of these names as files of this kind, so many inches wide.
+    """Write the figures of these names into the folder of the run, so many inches wide.
+
+    Of `impls` alone, where any are given; one without its parameters means all of that name.
 
     Raises:
-        UsageError: there is no such figure, or the run has none of that name.
+        UsageError: there is no such figure or implementation, or the run has no data for it.
         StoreError: the folder cannot be written.
     """
     require("figure", names, NAMES, "--figure")
+    cells, costs = table.load(run, baseline), table.rope_cost(run)
+    known = {impl: {impl, base_name(impl)} for impl in cells["impl"].unique()}
+    require("implementation", impls, list(chain(*known.values())), "--impls")
+    wanted = [impl for impl, own in known.items() if own & set(impls) or not impls]
+    cells, costs = (of[of["impl"].isin(wanted)] for of in (cells, costs))
+    environment = run.shared(run.environments)
+    found = [*sketches(cells, costs, environment, crossovers(run, baseline))]
     had = list(dict.fromkeys(sketch.kind.name for sketch in found))
     for name in names:
         if name not in had:
-            raise UsageError(f"no data for figure '{name}'; there are: {', '.join(had) or 'none'}")
-    paths = []
+            raise UsageError(
+                f"no data for figure '{name}' (--figure); there are: {', '.join(had) or 'none'}"
+            )
+    folder, paths = run.path / "figures", []
     try:
         folder.mkdir(exist_ok=True)
         with mpl.rc_context(fname=figures.STYLE), mpl.rc_context(PAPER):
             for sketch in (each for name in names for each in found if each.kind.name == name):
                 figure = sketch.draw(Size(width, sketch.kind.title if titled else ""))
                 paths.append(folder / f"{sketch.stem}.{kind}")
-                dates = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
-                figure.savefig(paths[-1], dpi=300, metadata=dates.get(kind))
+                undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+                figure.savefig(paths[-1], dpi=300, metadata=undated.get(kind))
     except OSError as err:
         raise StoreError(f"cannot write {folder} ({err.strerror})") from err
     return paths

@@ -96,7 +96,7 @@ def _draw_methods(ax: Axes, rows: pd.DataFrame, error: str, looks: Mapping[str, 
         spans = times - along["time_us_low"], along["time_us_high"] - times
         ax.errorbar(
             times, along["error"], xerr=[part.fillna(0.0).clip(lower=0.0) for part in spans],
-            color=look.colour, marker=look.marker, elinewidth=1.0, capsize=1.8, **figures.FILLED,
+            color=look.colour, marker=look.marker, elinewidth=1.0, **figures.FILLED,
         )  # fmt: skip
         last = along.iloc[-1]
         ends.append(End(last["time_us"], last["error"], str(name), look.colour))
