@@ -1,16 +1,19 @@
-"""What the charts of a report draw: which rows, in which panels, on which axes; the roofline."""
+"""What the charts of a report draw: which lines, in which figures, and how they are named."""
 
+import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
+from attnbench.analysis.crossovers import crossovers
 from attnbench.analysis.table import load, rope_cost
-from attnbench.report import roofline
-from attnbench.report.charts import CHARTS, pages, with_rate_interval, with_recurrent
+from attnbench.report import axes, figures
+from attnbench.report.figures import Sketch
 from attnbench.report.looks import looks_of
+from attnbench.report.pages import sketches
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.store.runs import load_run
@@ -20,63 +23,111 @@ MEASURED = {
     "matmul_tflops": {"float32": 0.2, "bfloat16": 745.0}, "copy_gbps": 28.0, "read_gbps": 31.0,
     "launch_us": 0.63, "cache_bytes": 2**25,
 }  # fmt: skip
-TIME = CHARTS.get("time")
 CPU = {"environment": synthetic.CPU | {"ceilings": MEASURED}}
 GPU = {"environment": synthetic.GPU | {"ceilings": MEASURED | {"read_gbps": 4290.0}}}
 
 
-def cells(tmp_path: Path, records: list[Record], info: dict[str, Any] | None = None):
-    """The table of a run of these records."""
-    return with_rate_interval(load(load_run(synthetic.write_run(tmp_path, "run", records, info))))
+def drawn(tmp_path: Path, records: list[Record], info: Any = None) -> dict[str, Sketch]:
+    """The figures of a run of these records, by the names of their files."""
+    run = load_run(synthetic.write_run(tmp_path, "run", records, info))
+    environment = run.shared(run.environments)
+    found = sketches(load(run), rope_cost(run), environment, crossovers(run))
+    return {sketch.stem: sketch for sketch in found}
 
 
-def naive(workload: Any = "attention", **fields: Any) -> Record:
-    return synthetic.ok(Case(workload=workload, **fields), "naive")
+def ends(figure: Figure) -> dict[str, str]:
+    """The colours of the names at the ends of lines, which must not overlap."""
+    figure.canvas.draw()
+    found = [text for ax in figure.axes for text in ax.texts if text.get_text()]
+    boxes = [text.get_window_extent() for text in found]
+    for i, box in enumerate(boxes):
+        assert box.x1 <= figure.bbox.x1, f"{found[i].get_text()} is cut"
+        for other in boxes[:i]:
+            shared = min(box.y1, other.y1) - max(box.y0, other.y0)
+            across = min(box.x1, other.x1) - max(box.x0, other.x0)
+            assert across <= 0 or shared < 0.25 * box.height
+    return {text.get_text(): to_hex(text.get_color()) for text in found}
 
 
-# Which rows share a figure and a panel.
+def several(count: int, lengths: tuple[int, ...] = (256, 512, 1024)) -> list[Record]:
+    names = ["naive", "sdpa", *(f"own-{i}" for i in range(count - 2))]
+    return [synthetic.ok(Case(seq_len=n), name) for n in lengths for name in names]
 
 
-@pytest.fixture(scope="module")
-def layers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
-    """Layers with two projections, recurrent networks of two widths, and attention."""
-    lengths = (128, 256, 512)
-    records = [
-        *(naive("layer", seq_len=n, width=256, projection=p)
-          for n in lengths for p in ("fused", "separate")),
-        *(synthetic.ok(Case(workload="recurrent", seq_len=n, width=w), "gru")
-          for n in lengths for w in (256, 512)),
-        *(naive(seq_len=n) for n in lengths),
+@pytest.mark.parametrize("width", [None, 3.3])
+def test_lines_are_named_at_their_ends_in_their_colour_and_no_name_meets_another(tmp_path, width):
+    found = drawn(tmp_path, several(8))
+    looks = looks_of(f"own-{i}" for i in range(6)) | looks_of(["naive", "sdpa"])
+    for chart in ("time", "workspace"):
+        with figures.styled():
+            names = ends(found[f"{chart}-attention-cpu-float32-forward"].draw(figures.Size(width)))
+        assert {name: look.colour for name, look in looks.items()}.items() <= names.items()
+
+
+def test_of_many_lines_a_figure_has_ten_and_each_the_two_that_all_is_compared_with(tmp_path):
+    found = drawn(tmp_path, several(25))
+    times = [sketch for stem, sketch in found.items() if stem.startswith("time-")]
+    lines = [sketch.alt[0].split(", ") for sketch in times]
+    assert len(set().union(*lines)) == 25
+    assert all(len(own) <= 10 and {"naive", "sdpa"} <= set(own) for own in lines)
+
+
+def test_of_one_n_there_is_a_row_for_each_implementation_with_its_value(tmp_path):
+    found = drawn(tmp_path, several(20, (512,)))
+    with figures.styled():
+        (ax,) = found["time-attention-cpu-float32-forward"].draw(figures.OWN).axes
+    texts = [text.get_text() for text in ax.texts]
+    assert {"naive", "sdpa", *(f"own-{i}" for i in range(18))} <= set(texts)
+    assert sum(bool(re.search(r"\d [µm]?s$", text)) for text in texts) == 20
+    assert [line.get_ydata()[0] for line in ax.lines] == list(range(20))
+
+
+def test_a_line_of_decoding_is_an_implementation_with_a_cache(tmp_path):
+    cases = [
+        Case(workload="decode", seq_len=n, new_tokens=2, cache=cache)
+        for n in (128, 256, 512) for cache in ("none", "static")
     ]  # fmt: skip
-    run = load_run(synthetic.write_run(tmp_path_factory.mktemp("runs"), "layers", records))
-    return {"cells": with_rate_interval(load(run)), "costs": rope_cost(run)}
+    records = [synthetic.ok(case, name) for case in cases for name in ("naive", "sdpa")]
+    found = drawn(tmp_path, records)["decode-decode-cpu-float32-forward"]
+    with figures.styled():
+        names = ends(found.draw(figures.OWN))
+    colours = {f"{impl} {cache}": looks_of([impl])[impl].colour
+               for impl in ("naive", "sdpa") for cache in ("none", "static")}  # fmt: skip
+    assert colours.items() <= names.items()
 
 
-def test_a_recurrent_network_stands_beside_each_layer_of_its_width(layers):
-    found = {page.slug: page for page in CHARTS.get("time").pages(layers)}
-    layer = found["layer-cpu-float32-forward"]
-    assert [set(panel.rows["impl"]) for panel in layer.panels] == [{"naive", "gru"}] * 2
-    assert set(found["recurrent-cpu-float32-forward"].rows["width"]) == {512}
-    alone = layers["cells"][layers["cells"]["workload"] != "layer"]
-    assert with_recurrent(alone).equals(alone)
+def test_a_line_that_fails_from_some_n_on_says_so_at_its_end(tmp_path):
+    records = [
+        *several(2),
+        *(synthetic.failed(Case(seq_len=n), "naive", "oom", "too large") for n in (2048, 4096)),
+        *(synthetic.ok(Case(seq_len=n), "sdpa") for n in (2048, 4096)),
+        synthetic.failed(Case(seq_len=512), "flex", "unsupported", "no"),
+    ]
+    found = drawn(tmp_path, records)["time-attention-cpu-float32-forward"]
+    with figures.styled():
+        assert "naive: oom from 2k" in ends(found.draw(figures.OWN))
+    assert "without a result: flex (unsupported)" in found.caption
 
 
-# The roofline.
+@pytest.mark.parametrize(("name", "info"), [("quick", CPU), ("gpu", GPU)])
+def test_no_point_lies_above_the_roof(tmp_path, name, info):
+    records = synthetic.RUNS[name]()
+    for stem, sketch in drawn(tmp_path, records, info).items():
+        if stem.startswith("roofline-"):
+            with figures.styled():
+                figure = sketch.draw(figures.OWN)
+            for ax in figure.axes:
+                roof = max(ax.lines[0].get_ydata())
+                points = [y for marks in ax.collections for _, y in marks.get_offsets()]
+                assert points
+                assert max(points) <= roof * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("name", "info", "roofs"), [("quick", CPU, 1), ("gpu", GPU, 2)])
-def test_every_ok_cell_is_one_marker_inside_the_axes(tmp_path, name, info, roofs):
-    frame = cells(tmp_path, synthetic.RUNS[name](), info)
-    page = pages(frame[frame["tflops"].notna()], TIME)[0]
-    figure = roofline.draw(looks_of(frame["impl"].unique()), page)
-    for panel, ax in zip(page.panels, figure.axes, strict=True):
-        found = sorted(
-            tuple(point) for marks in ax.collections for point in np.array(marks.get_offsets())
-        )
-        known = panel.rows[["arithmetic_intensity", "tflops"]].itertuples(index=False)
-        assert found == sorted(map(tuple, known))
-        (x_low, x_high), (y_low, y_high) = ax.get_xlim(), ax.get_ylim()
-        assert all(x_low < x < x_high and y_low < y < y_high for x, y in found)
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert set(page.rows["impl"]) <= set(names)
-    assert sum("GB/s" in text or "TB/s" in text for text in names) == roofs
+def test_names_are_moved_apart_and_stay_in_their_order():
+    wanted = [50.0, 0.0, 1.0, 99.0, 1.5]
+    found = axes.spread(wanted, 10.0, 0.0, 95.0)
+    assert sorted(range(5), key=found.__getitem__) == sorted(range(5), key=wanted.__getitem__)
+    heights = sorted(found)
+    assert all(b - a >= 10.0 - 1e-9 for a, b in zip(heights, heights[1:], strict=False))
+    assert heights[0] >= 0.0
+    assert heights[-1] <= 95.0

@@ -1,14 +1,12 @@
-"""Error against time: which cells are drawn, at which n; and families in panels of their own."""
+"""Error against time: which cells are drawn, at which n."""
 
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pytest
 
 from attnbench.analysis.table import load
-from attnbench.report import tradeoff
-from attnbench.report.charts import CHARTS, MOST_LINES, pages
+from attnbench.report import figures, tradeoff
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.store.runs import load_run
@@ -36,18 +34,7 @@ RECORDS = [
 
 
 def test_methods_are_drawn_at_the_largest_n_that_most_of_them_share(tmp_path):
-    found = tradeoff.draw_all(cells(tmp_path, RECORDS), tmp_path)
-    assert ["n=512: " in plot.alt for plot in found] == [True]
-    assert all(name in found[0].alt for name in ("near:32", "near:64", "sums"))
-    assert found[0].svg.startswith(b"<?xml")
-
-
-@pytest.mark.parametrize(
-    ("count", "titles"), [(1, [""]), (MOST_LINES, ["exact", "sparse", "linear"])]
-)
-def test_many_lines_of_several_families_get_a_panel_each(tmp_path, count, titles):
-    more = [cell(n, f"near:{2 * i + 2}") for n in (256, 512) for i in range(count)]
-    frame = cells(tmp_path, [*RECORDS, *more])
-    (page,) = pages(frame, CHARTS.get("time"))
-    assert sorted(panel.title for panel in page.panels) == sorted(titles)
-    assert all({"naive", "sdpa"} <= set(panel.rows["impl"]) for panel in page.panels)
+    (found,) = tradeoff.sketches(cells(tmp_path, RECORDS))
+    assert found.caption.endswith("n=512")
+    assert {text.split()[0] for text in found.alt} == {"near:32", "near:64", "sums"}
+    assert len(found.draw(figures.OWN).axes) == 2

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -28,6 +30,11 @@ FILLED: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.5, "z
 
 Item = TypeVar("Item")
 STYLE = Path(__file__).with_suffix(".mplstyle")
+
+
+def styled() -> AbstractContextManager[None]:
+    """The looks of all figures, while they are drawn."""
+    return mpl.rc_context(fname=STYLE)
 
 
 class Size(NamedTuple):

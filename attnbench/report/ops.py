@@ -8,7 +8,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
@@ -71,7 +70,7 @@ def _drawn(
     kind: FigureKind, draw: Callable[[Any], Figure], of: Any, caption: str, alt: list[str],
     folder: Path,
 ) -> list[Picture]:  # fmt: skip
-    with mpl.rc_context(fname=figures.STYLE):
+    with figures.styled():
         drawn = Sketch(kind=kind, draw=lambda _: draw(of), alt=alt, caption=caption)
         return [drawn.save(folder)]
 

@@ -46,7 +46,7 @@ def draw_charts(
     crossing: Sequence[Crossover], folder: Path,
 ) -> list[Picture]:  # fmt: skip
     """Draw every chart that has data, and the rooflines, into `folder`."""
-    with mpl.rc_context(fname=figures.STYLE):
+    with figures.styled():
         found = sketches(cells, costs, environment, crossing)
         return [sketch.save(folder) for sketch in found]
 
@@ -56,7 +56,7 @@ def draw_growth(scaling: Scaling, folder: Path) -> list[Picture]:
     looks = looks_of(
         {fit.series.impl for fit in scaling.exponents} | {fit.impl for fit in scaling.models}
     )
-    with mpl.rc_context(fname=figures.STYLE):
+    with figures.styled():
         found = [
             *exponents.sketch_forests(scaling.exponents, looks),
             *exponents.sketch_fits(scaling.exponents, looks),
@@ -94,7 +94,7 @@ def draw_for_paper(
     folder, paths = run.path / "figures", []
     try:
         folder.mkdir(exist_ok=True)
-        with mpl.rc_context(fname=figures.STYLE), mpl.rc_context(PAPER):
+        with figures.styled(), mpl.rc_context(PAPER):
             for sketch in (each for name in names for each in found if each.kind.name == name):
                 figure = sketch.draw(Size(width, sketch.kind.title if titled else ""))
                 paths.append(folder / f"{sketch.stem}.{kind}")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -33,7 +32,7 @@ def draw_all(series: Series, drawn: Sequence[Drawn], folder: Path) -> list[Pictu
     del folder
     looks = looks_of(line.name.split()[0] for line, *_ in drawn if line.kind == "cell")
     pictures = []
-    with mpl.rc_context(fname=figures.STYLE):
+    with figures.styled():
         for line, sign, name, steps in drawn:
             panel = _panel(series, line, looks.get(line.name.split()[0], COMMON))
             head = Finding(sign=sign, verdict=line.verdict, subject=name, reason=steps)

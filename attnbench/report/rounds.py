@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -135,7 +134,7 @@ def draw_all(run: GateRun, outcome: Outcome, folder: Path) -> list[Picture]:
     if not any(strip.dots for strip in strips):
         return []
     ends, common, drawn = limits(run, [*strips, *under]), labels(run.cells)[0], []
-    with mpl.rc_context(fname=figures.STYLE):
+    with figures.styled():
         for page in figures.pages(strips, lambda _: (), MOST_ROWS, MOST_PAGES):
             rows = [*page.items, *under]
             caption = "; ".join(filter(None, (common, page.subject.strip(" ()"))))
