@@ -1,6 +1,7 @@
 """What the charts of a report draw: which lines, in which figures, and how they are named."""
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,6 @@ def test_names_are_moved_apart_and_stay_in_their_order():
     found = axes.spread(wanted, 10.0, 0.0, 95.0)
     assert sorted(range(5), key=found.__getitem__) == sorted(range(5), key=wanted.__getitem__)
     heights = sorted(found)
-    assert all(b - a >= 10.0 - 1e-9 for a, b in zip(heights, heights[1:], strict=False))
+    assert all(b - a >= 10.0 - 1e-9 for a, b in pairwise(heights))
     assert heights[0] >= 0.0
     assert heights[-1] <= 95.0

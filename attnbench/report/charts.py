@@ -29,7 +29,7 @@ Tables = Mapping[str, pd.DataFrame]
 PANELS_A_PAGE = 6
 MOST_LINES = 10  # in a panel
 MOST_PAGES = 5  # of a chart and a workload; more make a page of tens of megabytes
-LEAST_DOTS = 3  # lines of a single n that are worth a figure beside those along n
+LEAST_DOTS = 3  # rows that are worth a panel beside those along n
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,6 @@ class Chart:
     guides: tuple[int, ...] = ()
     reference: tuple[float, str] | None = None
     rate: bool = False  # the unit of `axis` is that of the upper end, and more is better
-    peak: bool = False  # draw the datasheet's peak, where it is known and near
 
     def rows(self, tables: Tables) -> pd.DataFrame:
         """The rows this chart is about, the failed ones included."""
@@ -154,14 +153,12 @@ def _pages(values: Mapping[str, Any], rows: pd.DataFrame, chart: Chart) -> Itera
     if len(failed):
         names = (f"{row['line']} ({row['status']})" for row in failed.to_dict("records"))
         notes.append(f"without a result: {', '.join(names)}")
-    parts = _parts(rows[rows["line"].isin(worked)], chart)
-    curves = [Panel(title, own) for title, own in parts if not own.empty]
+    curves, dots = _panels(rows[rows["line"].isin(worked)], chart)
     groups = _line_groups(pd.concat([panel.rows for panel in curves])) if curves else []
     cut = [
         [Panel(p.title, own) for p in curves if (own := p.rows[p.rows["line"].isin(names)]).size]
         for names in groups
     ]
-    dots = _dots(rows, chart, along=bool(curves))
     kinds = [*((panels, True) for panels in cut[:1]), (dots, False), *((c, True) for c in cut[1:])]
     number = 0
     for panels, along_n in kinds:
@@ -186,16 +183,26 @@ def _with_lines(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(line=names)
 
 
-def _parts(rows: pd.DataFrame, chart: Chart) -> list[tuple[str, pd.DataFrame]]:
-    """Title and rows of each panel; along n those of lines with several sizes."""
+def _panels(rows: pd.DataFrame, chart: Chart) -> tuple[list[Panel], list[Panel]]:
+    """Panels of lines with several sizes; and of one n, where lines have no other.
+
+    The n of the latter is the largest that most of these lines share.
+    """
     names = [name for name in varying(rows) if name not in ("seq_len", "cache", "projection")]
-    found = []
+    curves, dots = [], []
     for _, part in slices(rows, names):
         known = part[part[chart.value].notna()]
         sizes = known.groupby("line")["seq_len"].nunique()
-        several = sizes[sizes > (1 if chart.along_n else 0)]
-        found.append((heading(part.iloc[0], names), part[part["line"].isin(several.index)]))
-    return found
+        if len(several := sizes[sizes > chart.along_n]):
+            own = part[part["line"].isin(several.index)]
+            curves.append(Panel(heading(part.iloc[0], names), own))
+        single = known[known["line"].isin(sizes[sizes == 1].index)]
+        if chart.along_n and len(single):
+            counts = single.groupby("seq_len")["line"].nunique()
+            n = max(counts.index, key=lambda size: (counts[size], size))
+            title = f"{label(part.iloc[0], names)} n={n}".strip()
+            dots.append(Panel(title, known[known["seq_len"] == n]))
+    return curves, [of for of in dots if len(of.rows) >= LEAST_DOTS or not curves]
 
 
 def _line_groups(rows: pd.DataFrame) -> list[list[str]]:
@@ -214,21 +221,3 @@ def _line_groups(rows: pd.DataFrame) -> list[list[str]]:
     groups = [others["line"].tolist()[:size]]
     groups += [further[i : i + size] for i in range(0, len(further), size)]
     return [[*always, *group] for group in groups]
-
-
-def _dots(rows: pd.DataFrame, chart: Chart, *, along: bool) -> list[Panel]:
-    """Panels of one n, the largest that most lines share, where lines have no other."""
-    if not chart.along_n:
-        return []
-    known = rows[rows[chart.value].notna()]
-    names = [name for name in varying(rows) if name not in ("seq_len", "cache", "projection")]
-    found = []
-    for _, part in slices(known, names):
-        sizes = part.groupby("line")["seq_len"].nunique()
-        single = part[part["line"].isin(sizes[sizes == 1].index)]
-        if single["line"].nunique() >= (LEAST_DOTS if along else 1):
-            counts = single.groupby("seq_len")["line"].nunique()
-            n = max(counts.index, key=lambda size: (counts[size], size))
-            title = label(part.iloc[0], names)
-            found.append(Panel(f"{title} n={n}".strip(), part[part["seq_len"] == n]))
-    return found

@@ -229,7 +229,8 @@ class Sketch:
         title = ", ".join(filter(None, (self.kind.title, self.caption)))
         figure = self.draw(OWN)
         return Picture(
-            svg=write(figure, self.stem, folder) if self.first else svg_of(figure), title=self.kind.title,
+            svg=write(figure, self.stem, folder) if self.first else svg_of(figure),
+            title=self.kind.title,
             caption=self.caption + more * bool(self.left_out), reading=self.kind.reading,
             alt=f"{title}: {'; '.join(self.alt)}.",
         )  # fmt: skip

@@ -16,7 +16,6 @@ from matplotlib.ticker import MaxNLocator
 
 from attnbench.analysis.crossovers import Crossover
 from attnbench.base import units
-from attnbench.machine.limits import peak_tflops
 from attnbench.report import axes, charts, figures
 from attnbench.report.axes import End
 from attnbench.report.charts import CHARTS, Chart, ChartPage, Scale, Tables
@@ -25,7 +24,6 @@ from attnbench.report.looks import DASHES, Look, looks_of
 from attnbench.theory.traits import TRAITS
 
 PANEL_INCHES = 3.3
-PEAK_FROM = 0.25  # a datasheet's peak is drawn if something reaches this share of it
 WIDE_RATIO = 4.0  # ratios that spread further than this need a logarithmic axis
 CROSSINGS = "upright bars mark where one overtakes another, with the interval"
 
@@ -45,11 +43,12 @@ def sketches(
         if not chart.along_n:
             continue
         for page in charts.pages(chart.rows(tables), chart):
-            marked = crossings(page, crossovers) if chart.crossings else []
-            yield sketch(
-                name, page, partial(draw, page, Style(chart, looks, dashes), environment, marked),
-                CROSSINGS if any(marked) else "",
-            )  # fmt: skip
+            marked = [crossings(panel.rows, crossovers) for panel in page.panels]
+            if not (chart.crossings and page.along_n):
+                marked = [[] for _ in page.panels]
+            frame = Frame(chart, looks, dashes, *value_axis(chart, page.rows))
+            note = CROSSINGS if any(marked) else ""
+            yield sketch(name, page, partial(draw, page, frame, marked), note)
 
 
 def sketch(name: str, page: ChartPage, drawn: Any, note: str = "") -> Sketch:
@@ -70,19 +69,12 @@ def lines_of(chart: Chart, rows: pd.DataFrame) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Style:
-    """A chart, and what stands for the implementations and variants of the whole run."""
+class Frame:
+    """What all panels of a figure share: a value axis, and what stands for implementations."""
 
     chart: Chart
     looks: Mapping[str, Look]
-    dashes: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Frame:
-    """The value axis that all panels of a figure share, so that they can be compared by eye."""
-
-    chart: Chart
+    dashes: Mapping[str, Any]  # of caches, projections or parameters
     scale: Scale
     limits: tuple[float, float]
 
@@ -113,31 +105,20 @@ class Frame:
 
 
 def draw(
-    page: ChartPage, style: Style, environment: Mapping[str, Any],
-    marked: Sequence[Sequence[tuple[float, float, float, float]]], size: Size,
-) -> Figure:  # fmt: skip
-    """Draw one figure: the chart's panels, with common scales."""
-    chart, rows = style.chart, page.rows
-    peak = peak_tflops(environment, str(rows["dtype"].iloc[0])) if chart.peak else None
-    if peak and rows[chart.value].max() < PEAK_FROM * peak:
-        peak = None
-    frame = Frame(chart, *value_axis(chart, rows, peak))
+    page: ChartPage, frame: Frame, marked: Sequence[Sequence[tuple[float, ...]]], size: Size
+) -> Figure:
+    """Draw one figure: the chart's panels, with common scales; `marked` are their crossings."""
+    chart = frame.chart
     if not page.along_n:
-        return _draw_dots(page, style, frame, size)
-    names = [figures.short(_ended(chart, own)) for _, own in _lines(rows)]
-    names += (
-        [str(rows[chart.reference[1]].iloc[0])] if chart.reference and chart.reference[1] else []
-    )
+        return _draw_dots(page, frame, size)
+    names = [figures.short(_ended(chart, own)) for _, own in _lines(page.rows)]
+    names += [str(page.rows[name].iloc[0]) for name in (chart.reference or ())[1:] if name]
     figure, found = line_panels(page, names, size)
-    for ax, panel, bars in zip(found, page.panels, marked or [()] * len(found), strict=True):
-        ends = _draw_lines(ax, panel.rows, style, frame)
+    for ax, panel, bars in zip(found, page.panels, marked, strict=True):
+        ends = _draw_lines(ax, panel.rows, frame)
         for n, low, high, y in bars:
-            ax.errorbar(
-                [n], [y], xerr=[[n - low], [high - n]], marker="|", markersize=13,
-                markeredgewidth=1.4, elinewidth=1.0, capsize=2.5, color=INK, zorder=3.5,
-            )  # fmt: skip
-        if peak:
-            axes.across(ax, peak, "datasheet peak")
+            ax.plot([low, high], [y, y], color=INK, linewidth=0.8, zorder=3.5)
+            ax.plot(n, y, color=INK, marker="|", markersize=9, markeredgewidth=1.2, zorder=3.5)
         axes.label_ends(ax, ends)
     return figure
 
@@ -154,17 +135,15 @@ def line_panels(page: ChartPage, names: Sequence[str], size: Size) -> tuple[Figu
     return figure, found
 
 
-def value_axis(
-    chart: Chart, rows: pd.DataFrame, peak: float | None = None
-) -> tuple[Scale, tuple[float, float]]:
-    """Scale and limits of the value axis over all panels, with intervals, predictions and peak."""
+def value_axis(chart: Chart, rows: pd.DataFrame) -> tuple[Scale, tuple[float, float]]:
+    """Scale and limits of the value axis over all panels, with intervals and predictions."""
     names = [name for name in (chart.value, chart.low, chart.high, chart.predicted) if name]
     values = [float(v) for name in names for v in rows[name].dropna() if v > 0]
     values += [chart.reference[0]] if chart.reference else []
     if not values:
         return chart.scale, (1.0, 2.0)
     if chart.scale == "linear" and not chart.reference:
-        return "linear", (0.0, 1.08 * max([*values, peak or 0.0]))
+        return "linear", (0.0, 1.08 * max(values))
     if chart.scale == "linear" and max(values) < WIDE_RATIO * min(values):
         room = 0.08 * max(max(values) - min(values), 0.05)
         return "linear", (min(values) - room, max(values) + room)
@@ -188,7 +167,7 @@ def _ended(chart: Chart, rows: pd.DataFrame) -> str:
     return f"{name}: {failed['status'].iloc[0]} {where} {units.length(first)}"
 
 
-def _draw_lines(ax: Axes, rows: pd.DataFrame, style: Style, frame: Frame) -> list[End]:
+def _draw_lines(ax: Axes, rows: pd.DataFrame, frame: Frame) -> list[End]:
     """Draw the lines of one panel, and return where their names belong."""
     chart = frame.chart
     axes.length_axis(ax, [int(n) for n in rows["seq_len"].unique()])
@@ -197,8 +176,8 @@ def _draw_lines(ax: Axes, rows: pd.DataFrame, style: Style, frame: Frame) -> lis
     ends = _draw_references(ax, rows, chart)
     for _, own in _lines(rows):
         known = own[own[chart.value].notna()]
-        look = style.looks[str(own["impl"].iloc[0])]
-        dash = style.dashes[own["variant"].iloc[0]] if rows["variant"].nunique() > 1 else "-"
+        look = frame.looks[str(own["impl"].iloc[0])]
+        dash = frame.dashes[own["variant"].iloc[0]] if rows["variant"].nunique() > 1 else "-"
         xs, ys = known["seq_len"].astype(float), known[chart.value].map(frame.inside)
         stroke: dict[str, Any] = {"linestyle": dash, **figures.FILLED}
         if chart.predicted and (predicted := own.dropna(subset=[chart.predicted])).size:
@@ -238,15 +217,15 @@ def _draw_references(ax: Axes, rows: pd.DataFrame, chart: Chart) -> list[End]:
     return ends
 
 
-def _draw_dots(page: ChartPage, style: Style, frame: Frame, size: Size) -> Figure:
+def _draw_dots(page: ChartPage, frame: Frame, size: Size) -> Figure:
     """A row for each line, the best first, with its interval and its value."""
     chart = frame.chart
     upwards = not (chart.rate or chart.reference)
     parts = [panel.rows.sort_values(chart.value, ascending=upwards) for panel in page.panels]
     own = [
         [
-            Row(figures.short(row["line"]), _written(row[chart.value], frame),
-                style.looks[row["impl"]].colour) for row in rows.to_dict("records")
+            Row(figures.short(row["line"]), chart.written(row[chart.value] / frame.unit[0]),
+                frame.looks[row["impl"]].colour) for row in rows.to_dict("records")
         ] for rows in parts
     ]  # fmt: skip
     figure, found = figures.row_panels(own, size, figures.WIDE)
@@ -258,11 +237,11 @@ def _draw_dots(page: ChartPage, style: Style, frame: Frame, size: Size) -> Figur
             ax.axvline(value, **axes.DASHED)
             if column:
                 ax.set_title(str(rows[column].iloc[0]) + " = 1×", loc="right", color=QUIET, pad=5)
-        colours = [style.looks[impl].colour for impl in rows["impl"]]
+        colours = [frame.looks[impl].colour for impl in rows["impl"]]
         for y, row in enumerate(rows.to_dict("records")):
             ax.plot(
                 frame.inside(row[chart.value]), y, color=colours[y], markersize=6, clip_on=False,
-                marker=style.looks[row["impl"]].marker, **figures.FILLED,
+                marker=frame.looks[row["impl"]].marker, **figures.FILLED,
             )  # fmt: skip
         if chart.low and chart.high:
             ax.hlines(range(len(rows)), rows[chart.low], rows[chart.high], colours, linewidth=1.2)
@@ -273,24 +252,12 @@ def _draw_dots(page: ChartPage, style: Style, frame: Frame, size: Size) -> Figur
     return figure
 
 
-def _written(value: float, frame: Frame) -> str:
-    if not frame.chart.rate:
-        return frame.chart.written(value)
-    return f"{frame.chart.text(value / frame.unit[0])}"
+def crossings(rows: pd.DataFrame, found: Sequence[Crossover]) -> list[tuple[float, ...]]:
+    """Where one line of a panel overtakes another: n, the ends of its interval, height.
 
-
-def crossings(
-    page: ChartPage, found: Sequence[Crossover]
-) -> list[list[tuple[float, float, float, float]]]:
-    """For each panel along n where one overtakes another: n, the ends of its interval, height."""
-    return [_crossings(panel.rows, found) if page.along_n else [] for panel in page.panels]
-
-
-def _crossings(
-    rows: pd.DataFrame, found: Sequence[Crossover]
-) -> list[tuple[float, float, float, float]]:
-    """On the line of the baseline, where it is one of the two; else on that of the first."""
-    marks = []
+    The height is on the line of the baseline, where it is one of the two; else on the first's.
+    """
+    marks: list[tuple[float, ...]] = []
     of_case = {(row["case_id"], row["impl"]): row["line"] for row in rows.to_dict("records")}
     baseline = str(rows["baseline"].iloc[0])
     for each in found:
@@ -299,8 +266,7 @@ def _crossings(
         if each.by != "impl" or None in lines:
             continue
         line = rows[(rows["line"] == lines[0]) & rows["speedup"].notna()].sort_values("seq_len")
-        logs = (np.log(line[name].astype(float)) for name in ("seq_len", "speedup"))
-        xs, ys = logs
+        xs, ys = (np.log(line[name].astype(float)) for name in ("seq_len", "speedup"))
         for at in each.crossings:
             y = 1.0 if baseline in pair else math.exp(np.interp(math.log(at.n), xs, ys))
             marks.append((at.n, at.low, at.high, y))
