@@ -140,11 +140,11 @@ def write(figure: Figure, stem: str, folder: Path) -> bytes:
 
 
 def svg_of(figure: Figure) -> bytes:
-    """The SVG of a figure, its places to a hundredth of a point."""
+    """The SVG of a figure, its places to a hundredth of a point, without control characters."""
     canvas: Any = FigureCanvasSVG(figure)
     drawn = io.BytesIO()
     canvas.print_svg(drawn, metadata={"Date": None, "Creator": "attnbench"})
-    return re.sub(rb"(\d+\.\d\d)\d+", rb"\1", drawn.getvalue())
+    return re.sub(rb"(?<=\d\.\d\d)\d+|[\0-\x08\x0b-\x1f]", b"", drawn.getvalue())
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,11 @@ def draw_for_paper(
             for sketch in (each for name in names for each in found if each.kind.name == name):
                 figure = sketch.draw(Size(width, sketch.kind.title if titled else ""))
                 paths.append(folder / f"{sketch.stem}.{kind}")
-                undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
-                figure.savefig(paths[-1], dpi=300, metadata=undated.get(kind))
+                if kind == "svg":
+                    paths[-1].write_bytes(figures.svg_of(figure))
+                else:
+                    dated = {"CreationDate": None} if kind == "pdf" else None
+                    figure.savefig(paths[-1], dpi=300, metadata=dated)
     except OSError as err:
         raise StoreError(f"cannot write {folder} ({err.strerror})") from err
     return paths

@@ -75,15 +75,15 @@ def _panel(series: Series, line: Line, look: Look) -> Figure:
 
 def _axes(ax: Axes, series: Series, ends: tuple[float, float], unit: str) -> None:
     last = len(series.runs) - 1
-    places = sorted({0, last // 3, 2 * last // 3, last} if last >= 6 else {0, last})
     days = {run.when.date() for run in series.runs}
     form = "%H:%M" if len(days) == 1 else "%Y-%m-%d" if len(days) > 300 else "%b %d"
     texts = [f"{run.when:{form}}" for run in series.runs]
-    places = [at for at in places if texts.index(texts[at]) == at or at == 0]  # each day once
+    places: list[int] = []
+    for at, text in enumerate(texts):  # each day once, and none beside another
+        if text not in texts[:at] and (not places or at - places[-1] >= last / 4):
+            places.append(at)
     ax.set_xticks(places, [texts[at] for at in places])
-    labels = ax.get_xticklabels()
-    labels[0].set_horizontalalignment("left")
-    labels[-1].set_horizontalalignment("right")
+    ax.get_xticklabels()[0].set_horizontalalignment("left")
     ax.set_xlim(-0.5, last + 0.5)
     ax.set_ylim(*ends)
     ax.locator_params(axis="y", nbins=4)
