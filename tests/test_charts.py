@@ -1,7 +1,6 @@
 """What the charts of a report draw: which lines, in which figures, and how they are named."""
 
 import re
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from matplotlib.figure import Figure
 
 from attnbench.analysis.crossovers import crossovers
 from attnbench.analysis.table import load, rope_cost
-from attnbench.report import axes, figures
+from attnbench.report import figures
 from attnbench.report.figures import Sketch
 from attnbench.report.looks import looks_of
 from attnbench.report.pages import sketches
@@ -122,13 +121,3 @@ def test_no_point_lies_above_the_roof(tmp_path, name, info):
                 points = [y for marks in ax.collections for _, y in marks.get_offsets()]
                 assert points
                 assert max(points) <= roof * (1 + 1e-9)
-
-
-def test_names_are_moved_apart_and_stay_in_their_order():
-    wanted = [50.0, 0.0, 1.0, 99.0, 1.5]
-    found = axes.spread(wanted, 10.0, 0.0, 95.0)
-    assert sorted(range(5), key=found.__getitem__) == sorted(range(5), key=wanted.__getitem__)
-    heights = sorted(found)
-    assert all(b - a >= 10.0 - 1e-9 for a, b in pairwise(heights))
-    assert heights[0] >= 0.0
-    assert heights[-1] <= 95.0

@@ -69,14 +69,6 @@ _ODD_MODELS: dict[str, dict[str, Any]] = {
     "no finding": {"finding": None},
     "no interval": {"shares": dict.fromkeys(fits.TERMS, UNKNOWN)},
 }
-_ODD_COUNTS: dict[str, dict[str, Any]] = {
-    LONG: {},
-    "nothing counted": {"measured": (None,) * 7},
-    "far off": {"measured": tuple(float(n) for n in fits.SIZES)},
-    "nothing allocated": {
-        "quantity": "workspace", "measured": (0.0,) * 7, "predicted": (0.0,) * 7
-    },
-}  # fmt: skip
 ODD: dict[str, tuple[Scaling, int]] = {  # with how many figures are drawn of them
     "exponents": (
         Scaling(exponents=tuple(fits.exponent_fit(n, **v) for n, v in _ODD_EXPONENTS.items())), 3
@@ -85,7 +77,6 @@ ODD: dict[str, tuple[Scaling, int]] = {  # with how many figures are drawn of th
         Scaling(exponents=(fits.exponent_fit(exponent=None, top=None, intercept=None),)), 1
     ),
     "models": (Scaling(models=tuple(fits.model_fit(n, **v) for n, v in _ODD_MODELS.items())), 1),
-    "counts": (Scaling(exact=tuple(fits.exact_fit(n, **v) for n, v in _ODD_COUNTS.items())), 0),
 }  # fmt: skip
 
 

@@ -152,14 +152,12 @@ def label_ends(ax: Axes, ends: Sequence[End]) -> None:
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Heights near the wanted ones, in their order, at least `gap` apart, from `low` on."""
-    order = np.argsort(wanted, kind="stable")
+    order = np.argsort(wanted, kind="stable").tolist()
     groups: list[list[float]] = []  # of heights less their rank's gap, whose mean is taken
     for rank, index in enumerate(order):
-        groups.append([float(wanted[index]) - gap * rank])
+        groups.append([wanted[index] - gap * rank])
         while len(groups) > 1 and np.mean(groups[-2]) > np.mean(groups[-1]):
             groups[-2:] = [groups[-2] + groups[-1]]
     level = [float(np.mean(group)) for group in groups for _ in group]
     level = np.clip(level, low, max(low, high - gap * (len(order) - 1))).tolist()
-    found = dict(zip(order.tolist(), level, strict=True))
-    ranks = {index: rank for rank, index in enumerate(order.tolist())}
-    return [found[index] + gap * ranks[index] for index in range(len(order))]
+    return [level[rank] + gap * rank for rank in map(order.index, range(len(order)))]

@@ -18,18 +18,7 @@ from attnbench.analysis.scaling.decide import TOLERANCE
 from attnbench.analysis.scaling.results import NOUNS, ExponentFit
 from attnbench.base import units
 from attnbench.report import axes, figures, growth
-from attnbench.report.figures import (
-    FILLED,
-    INK,
-    QUIET,
-    FigureKind,
-    Margins,
-    Page,
-    Row,
-    Size,
-    Sketch,
-    short,
-)
+from attnbench.report.figures import FILLED, INK, FigureKind, Margins, Page, Row, Size, Sketch
 from attnbench.report.looks import Look
 
 EXPONENTS = FigureKind(
@@ -57,10 +46,8 @@ def sketch_forests(fits: Sequence[ExponentFit], looks: Mapping[str, Look]) -> It
     order = list(dict.fromkeys(map(_group, fits)))
     found = sorted(
         (fit for fit in fits if fit.exponent is not None),
-        key=lambda f: (
-            order.index(_group(f)), f.series.same, growth.by_name(f.series.impl),
-        ),
-    )  # fmt: skip
+        key=lambda f: (order.index(_group(f)), f.series.same, growth.by_name(f.series.impl)),
+    )
     for page in figures.pages(found, lambda _: (), MOST_FITS, MOST_FORESTS):
         yield Sketch(
             kind=EXPONENTS, draw=partial(_draw_forest, page, looks), slug=page.slug,
@@ -98,7 +85,7 @@ def _draw_forest(page: Page[ExponentFit], looks: Mapping[str, Look], size: Size)
         _, rest = units.split_common([fit.series.same.replace(",", " ") for fit in own])
         rows.append((Row(heading, bold=True), None))
         for fit, differs in zip(own, rest, strict=True):
-            name = f"{short(fit.series.impl)} {differs}".strip()[:60]
+            name = f"{figures.short(fit.series.impl)} {differs}".strip()[:60]
             verdict = growth.mark(fit.finding.verdict if fit.finding else None)
             right = f"{growth.interval(fit.exponent)}   {verdict}"
             rows.append(
@@ -223,7 +210,7 @@ def _draw_curve(ax: Axes, fit: ExponentFit, colour: str) -> None:
         pieces = [(x_low, at, fit.intercept - math.log(factor)), (at, x_high, fit.intercept)]
         ax.annotate(
             f"changepoint {factor:.2g} ×", (at, 0.02), xycoords=("data", "axes fraction"),
-            va="bottom", ha="center", rotation=90, color=QUIET, fontsize=6.5,
+            va="bottom", ha="center", rotation=90, color=figures.QUIET, fontsize=6.5,
         )  # fmt: skip
     ax.set_autoscale_on(False)
     for left, right, intercept in pieces:

@@ -100,8 +100,8 @@ def row_panels(
     """A figure of panels one below the other, in which rows 0, 1 … run from top to bottom."""
     every = [row for rows in groups for row in rows]
     around = around._replace(
-        left=max(width_of(row.left) for row in every) + 0.25,
-        right=max(width_of(row.right) for row in every) + 0.25,
+        left=max((width_of(row.left) for row in every), default=0.0) + 0.25,
+        right=max((width_of(row.right) for row in every), default=0.0) + 0.25,
     )
     heights = [height * (len(rows) + 0.5) + around.top + around.bottom for rows in groups]
     figure, found = panels(heights, around, size, 1, own)

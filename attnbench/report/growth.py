@@ -114,17 +114,14 @@ def counts(scaling: Scaling) -> str:
     return ", ".join(f"{found.count(v)} {words.get(v, v)}" for v in VERDICTS if v in found)
 
 
-def ratios(fit: ExactFit) -> tuple[tuple[float, float], ...]:
-    """(size, measured / predicted) where both are known; nothing over nothing is 1."""
-    return tuple(
-        (size, measured / predicted if predicted else 1.0)
-        for size, measured, predicted in fit.rows
-        if measured is not None and predicted is not None and (predicted or not measured)
-    )
-
-
 def _growth_of(fit: ExactFit) -> Value:
-    worst = max((ratio for _, ratio in ratios(fit)), key=lambda r: abs(r - 1), default=None)
+    """The ratio to the prediction that is furthest from 1; nothing over nothing is 1."""
+    ratios = [
+        measured / predicted if predicted else 1.0
+        for _, measured, predicted in fit.rows
+        if measured is not None and predicted is not None and (predicted or not measured)
+    ]
+    worst = max(ratios, key=lambda ratio: abs(ratio - 1), default=None)
     if worst is None or abs(worst - 1) > 5e-4:
         return Value(worst, "ratio", mark=" predicted")
     return Value("as predicted")

@@ -43,9 +43,8 @@ def sketches(
         if not chart.along_n:
             continue
         for page in charts.pages(chart.rows(tables), chart):
-            marked = [crossings(panel.rows, crossovers) for panel in page.panels]
-            if not (chart.crossings and page.along_n):
-                marked = [[] for _ in page.panels]
+            shown = crossovers if chart.crossings and page.along_n else ()
+            marked = [crossings(panel.rows, shown) for panel in page.panels]
             frame = Frame(chart, looks, dashes, *value_axis(chart, page.rows))
             note = CROSSINGS if any(marked) else ""
             yield sketch(name, page, partial(draw, page, frame, marked), note)
@@ -159,9 +158,9 @@ def _lines(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 def _ended(chart: Chart, rows: pd.DataFrame) -> str:
     """The name of a line, with what became of sizes that have no value."""
     name = str(rows["line"].iloc[0])
-    failed = rows[rows["status"] != "ok"] if "status" in rows else rows.iloc[:0]
-    if failed.empty:
+    if "status" not in rows or (rows["status"] == "ok").all():
         return name
+    failed = rows[rows["status"] != "ok"]
     last, first = rows[rows[chart.value].notna()]["seq_len"].max(), failed["seq_len"].min()
     where = "from" if first > last and len(failed) > 1 else "at"
     return f"{name}: {failed['status'].iloc[0]} {where} {units.length(first)}"
@@ -258,12 +257,15 @@ def crossings(rows: pd.DataFrame, found: Sequence[Crossover]) -> list[tuple[floa
     The height is on the line of the baseline, where it is one of the two; else on the first's.
     """
     marks: list[tuple[float, ...]] = []
+    found = [each for each in found if each.by == "impl" and each.crossings]
+    if not found:
+        return marks
     of_case = {(row["case_id"], row["impl"]): row["line"] for row in rows.to_dict("records")}
     baseline = str(rows["baseline"].iloc[0])
     for each in found:
         pair = each.first, each.second
         lines = [of_case.get((each.case.case_id, name)) for name in pair if name != baseline]
-        if each.by != "impl" or None in lines:
+        if None in lines:
             continue
         line = rows[(rows["line"] == lines[0]) & rows["speedup"].notna()].sort_values("seq_len")
         xs, ys = (np.log(line[name].astype(float)) for name in ("seq_len", "speedup"))

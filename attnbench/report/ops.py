@@ -118,25 +118,28 @@ def _time_axis(ax: Axes) -> None:
 
 def top_ops(profiles: Sequence[Profile]) -> Figure:
     """The ops with the longest self times of each profile, a panel each, on one axis of time."""
-    ops = [
-        [op for op in of.ops[:MOST_BARS] if op.self_us >= profile.LEAST * of.time.median_us]
-        for of in profiles
-    ]
-    bars = [[(profile.brief(op.name, LONGEST), op.self_us) for op in own] for own in ops]
-    for each, own, shown in zip(profiles, ops, bars, strict=True):
-        if rest := len(each.ops) - len(own):
-            shown.append((f"{rest} more ops", each.self_us - sum(us for _, us in shown)))
-    groups = [
-        [Row(name, f"{units.time(us)}   {units.percent(us / of.time.median_us)}")
-         for name, us in shown] for of, shown in zip(profiles, bars, strict=True)
-    ]  # fmt: skip
+    groups, bars = [], []
+    for of in profiles:
+        call_us, ops = of.time.median_us, of.ops[:MOST_BARS]
+        own = [op for op in ops if op.self_us >= profile.LEAST * call_us]
+        shown = [(profile.brief(op.name, LONGEST), op.self_us, SHRANK) for op in own]
+        if rest := len(of.ops) - len(own):
+            left_us = of.self_us - sum(op.self_us for op in own)
+            shown.append((f"{rest} more ops", left_us, REST))
+        bars.append(shown)
+        groups.append(
+            [
+                Row(name, f"{units.time(us)}   {units.percent(us / call_us)}")
+                for name, us, _ in shown
+            ]
+        )
     figure, panels = figures.row_panels(groups)
-    longest = max(us for shown in bars for _, us in shown)
-    for ax, each, own, shown in zip(panels, profiles, ops, bars, strict=True):
-        colours = [SHRANK] * len(own) + [REST] * (len(shown) - len(own))
-        ax.barh(range(len(shown)), [us for _, us in shown], height=0.66, color=colours, zorder=2)
-        ax.set_title(f"{each.label}, {units.time(each.time.median_us)} a call", loc="left",
-                     pad=5, color=INK)  # fmt: skip
+    longest = max((us for shown in bars for _, us, _ in shown), default=1.0)
+    for ax, of, shown in zip(panels, profiles, bars, strict=True):
+        for y, (_, us, colour) in enumerate(shown):
+            ax.barh(y, us, height=0.66, color=colour, zorder=2)
+        title = f"{of.label}, {units.time(of.time.median_us)} a call"
+        ax.set_title(title, loc="left", pad=5, color=INK)
         ax.set_xlim(0, 1.04 * longest)
         _time_axis(ax)
     panels[-1].set_xlabel("self time per call")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,9 +22,8 @@ SMALLEST, LARGEST = 3.2, 6.4  # markers, in points
 _STROKES: dict[str, Any] = {"measured": "-", "datasheet": (0, (4, 3))}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Roof:
-    """The most that a device can do: a memory that streams, and arithmetic."""
+class Roof(NamedTuple):
+    """The most that a device can do: arithmetic, and a memory that streams."""
 
     tflops: float
     gbps: float
@@ -61,15 +59,14 @@ def roofs_of(cells: pd.DataFrame, rows: pd.DataFrame) -> dict[str, Roof]:
     A cell that is faster than the large matmul raises it, unless its time cannot be right.
     """
     row = rows.iloc[0]
-    alike = (cells[["device", "dtype", "threads"]] == row[["device", "dtype", "threads"]]).all(
-        axis=1
-    )
+    same = ["device", "dtype", "threads"]
+    alike = (cells[same] == row[same]).all(axis=1)
     best = cells[alike & cells["suspect"].isna()]["tflops"].max()
     tflops = np.nanmax([row["peak_tflops_measured"], best])
-    roofs = {"measured": Roof(tflops=float(tflops), gbps=row["read_gbps_measured"])}
+    roofs = {"measured": Roof(float(tflops), row["read_gbps_measured"])}
     tflops, gbps = row["peak_tflops_datasheet"], row["memory_gbps_datasheet"]
     if not units.is_unknown(tflops) and not units.is_unknown(gbps):
-        roofs["datasheet"] = Roof(tflops=tflops, gbps=gbps)
+        roofs["datasheet"] = Roof(tflops, gbps)
     return roofs
 
 

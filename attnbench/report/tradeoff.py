@@ -42,13 +42,13 @@ def sketches(cells: pd.DataFrame) -> Iterator[Sketch]:
     """
     timed = cells[cells["time_us"].notna()]
     looks = looks_of({base_name(name) for name in cells["impl"].unique()})
-    number = 0
+    drawn = 0
     names = [name for name in varying(timed) if name not in ("seq_len", "kv_len")]
     for _, rows in slices(timed, names):
         methods = rows[(rows[list(ERRORS)] > LEAST).any(axis=1)]
-        if methods.empty or number == MOST_PAGES:
+        if methods.empty or drawn == MOST_PAGES:
             continue
-        number += 1
+        drawn += 1
         counts = methods.groupby("seq_len")["impl"].nunique()
         n = max(counts.index, key=lambda length: (counts[length], length))
         rows = rows[rows["seq_len"] == n]
@@ -56,7 +56,7 @@ def sketches(cells: pd.DataFrame) -> Iterator[Sketch]:
         alt = [f"{row['impl']} {units.time(row['time_us'])}" for row in kept.to_dict("records")]
         yield Sketch(
             kind=TRADEOFF, draw=partial(draw, looks, rows), alt=alt, caption=fixed(rows),
-            slug=str(number),
+            slug=str(drawn), first=drawn == 1,
         )  # fmt: skip
 
 
