@@ -109,6 +109,17 @@ def test_a_line_that_fails_from_some_n_on_says_so_at_its_end(tmp_path):
     assert "without a result: flex (unsupported)" in found.caption
 
 
+def test_methods_are_drawn_at_the_largest_n_that_most_of_them_share(tmp_path):
+    near = [
+        synthetic.ok(Case(seq_len=n), f"near:{w}", approx_error=1.5, approx_error_local=0.02)
+        for n in (256, 512) for w in (32, 64)
+    ]  # fmt: skip
+    found = drawn(tmp_path, [*several(2), *near])["tradeoff-1"]
+    assert found.caption.endswith("n=512")
+    assert {text.split()[0] for text in found.alt} == {"near:32", "near:64"}
+    assert len(found.draw(figures.OWN).axes) == 2
+
+
 @pytest.mark.parametrize(("name", "info"), [("quick", CPU), ("gpu", GPU)])
 def test_no_point_lies_above_the_roof(tmp_path, name, info):
     records = synthetic.RUNS[name]()
@@ -118,6 +129,53 @@ def test_no_point_lies_above_the_roof(tmp_path, name, info):
                 figure = sketch.draw(figures.OWN)
             for ax in figure.axes:
                 roof = max(ax.lines[0].get_ydata())
-                points = [y for marks in ax.collections for _, y in marks.get_offsets()]
+                points = [
+                    y
+                    for line in ax.lines[1:]
+                    for y in line.get_ydata()
+                    if line.get_marker() != "None"
+                ]
                 assert points
                 assert max(points) <= roof * (1 + 1e-9)
+
+
+@pytest.fixture
+def run(tmp_path):
+    records = [
+        synthetic.ok(Case(seq_len=n), impl)
+        for n in (256, 512, 1024) for impl in ("naive", "sdpa", "own$x$")
+    ]  # fmt: skip
+    return synthetic.write_run(tmp_path, "r", records)
+
+
+def test_figures_have_their_width_and_real_text_and_their_paths_are_printed(cli, run):
+    asked = ("report", run, "--figure", "time,speedup", "--format", "svg", "--width", "4")
+    paths = cli(*asked).stdout.split()
+    assert [path.rpartition("/")[2].split("-")[0] for path in paths] == ["time", "speedup"]
+    svg = (run / "figures" / "time-attention-cpu-float32-forward.svg").read_text()
+    assert re.search(r'width="288(\.0)?pt"', svg)
+    assert all(f">{name}</text>" in svg for name in ("Time per call", "naive", "own$x$"))
+    chosen = (*asked, "--no-title", "--impls", "naive,sdpa")
+    assert cli(*chosen).exit_code == 0
+    svg = (run / "figures" / "time-attention-cpu-float32-forward.svg").read_text()
+    assert ">Time per call<" not in svg
+    assert "own" not in svg
+    (path,) = cli("report", run, "--figure", "workspace").stdout.split()
+    pdf = (run / "figures" / path.rpartition("/")[2]).read_bytes()
+    assert b"/Type0" in pdf, "text, not outlines"
+    assert b"/Type3" not in pdf
+
+
+@pytest.mark.parametrize(("asked", "said"), [
+    (("--figure", "speed"), "did you mean 'speedup'?"),
+    (("--figure", "decode"), "there are: time, speedup, tflops, workspace"),
+    (("--figure", "time", "--impls", "sdpaa"), "did you mean 'sdpa'?"),
+    (("--figure", "time", "--width", "1"), "1.5<=x<=20"),
+    (("--width", "4"), "are for --figure"),
+    (("--no-title",), "are for --figure"),
+])  # fmt: skip
+def test_what_cannot_be_drawn_is_one_line_and_nothing_is_written(
+    cli, assert_refused, run, asked, said
+):
+    assert_refused(cli("report", run, *asked), said)
+    assert not (run / "figures").exists()

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 
 from attnbench.analysis.scaling.results import Scaling, Uncertain
 from attnbench.report import figures, growth, models
@@ -15,17 +14,10 @@ from tests import fits, synthetic, test_report
 from tests.test_report import Page
 
 
-@pytest.fixture
-def unwritten(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Figure]]:
-    """The figures that would be written, by their stems; writing costs most of the time."""
-    found: list[tuple[str, Figure]] = []
-
-    def write(figure: Figure, stem: str, folder: Path) -> bytes:
-        found.append((stem, figure))
-        return test_report.unwritten(figure, stem, folder)
-
-    monkeypatch.setattr("attnbench.report.figures.write", write)
-    return found
+@pytest.fixture(autouse=True)
+def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No figure is written, which costs most of the time."""
+    monkeypatch.setattr(figures, "write", test_report.unwritten)
 
 
 def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Scaling, **info: Any) -> Path:
@@ -37,7 +29,6 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Scaling, **in
     return synthetic.write_report(synthetic.write_run(tmp_path, "grown", records))
 
 
-@pytest.mark.usefixtures("unwritten")
 def test_a_long_table_of_verdicts_says_what_it_leaves_out(tmp_path, monkeypatch):
     monkeypatch.setattr("attnbench.report.documents.sweep.MOST_VERDICTS", 3)
     page = report(tmp_path, monkeypatch, fits.full())
@@ -81,13 +72,11 @@ ODD: dict[str, tuple[Scaling, int]] = {  # with how many figures are drawn of th
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_findings_are_drawn_without_a_complaint(
-    tmp_path, unwritten, recwarn, monkeypatch, name
-):
+def test_odd_findings_are_drawn_without_a_complaint(tmp_path, recwarn, monkeypatch, name):
     monkeypatch.setattr("attnbench.report.growth.PAGES", (6, 9))
     found, count = ODD[name]
     plots = draw_growth(found, tmp_path)
-    assert len(plots) == len(unwritten) == count
+    assert len(plots) == count
     assert all(plot.alt for plot in plots)
     assert [str(w.message) for w in recwarn] == []
     growth.verdicts(found)

@@ -80,9 +80,7 @@ def list_(names: tuple[str, ...], files: tuple[str, ...], device: str, as_json: 
 @click.command()
 @run_argument
 @command_options("report", baseline=baseline_option)
-def report(
-    run: str, output: Path, baseline: str | None, names: list[str], **paper: Any
-) -> None:  # fmt: skip
+def report(run: str, output: Path, baseline: str | None, names: list[str], **paper: Any) -> None:
     """Draw the page, the plots and the Markdown of a run.
 
     RUN is a folder, a name, `latest` or `previous`. Written into it are report.html, report.md and

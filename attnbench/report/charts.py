@@ -17,7 +17,6 @@ import pandas as pd
 from attnbench.analysis.axes import fixed, heading, label, overhead_size, slices, varying
 from attnbench.analysis.highlights import SLICE
 from attnbench.analysis.ratios import PREFERRED
-from attnbench.base import units
 from attnbench.base.parameters import base_name
 from attnbench.base.registry import Registry
 from attnbench.report import axes
@@ -46,7 +45,6 @@ class Chart:
     value: str
     axis: str
     text: Callable[[float], str]
-    written: Callable[[float], str]  # beside a dot
     scale: Scale
     low: str | None = None
     high: str | None = None
@@ -74,9 +72,7 @@ _SHARED = _ROWS.pop("shared")
 for _name, _row in _ROWS.items():
     _fields = _SHARED.get(_row.pop("shared", ""), {}) | _row
     _fields = {k: tuple(v) if isinstance(v, list) else v for k, v in _fields.items()}
-    _fields["text"] = getattr(axes, _fields["text"])
-    _fields["written"] = getattr(units, _fields.get("written", ""), _fields["text"])
-    CHARTS.add(_name, Chart(**_fields))
+    CHARTS.add(_name, Chart(**_fields | {"text": getattr(axes, _fields["text"])}))
 
 
 def with_rate_interval(frame: pd.DataFrame) -> pd.DataFrame:
@@ -116,7 +112,7 @@ class ChartPage:
     caption: str
     panels: tuple[Panel, ...]
     along_n: bool
-    first: bool  # of its slice
+    first: bool = False  # of its workload
     left_out: int = 0
 
     @property
@@ -137,7 +133,7 @@ def pages(frame: pd.DataFrame, chart: Chart) -> list[ChartPage]:
         own = [page for values, rows in group for page in _pages(values, rows, chart)]
         most = MOST_PAGES if chart.along_n else 1
         more = sum(len(page.panels) for page in own[most:])
-        found += [replace(own[0], left_out=more), *own[1:most]] if own else []
+        found += [replace(own[0], first=True, left_out=more), *own[1:most]] if own else []
     return found
 
 
@@ -167,7 +163,6 @@ def _pages(values: Mapping[str, Any], rows: pd.DataFrame, chart: Chart) -> Itera
             slug = slug_of("-".join([*map(str, values.values()), str(number) * (number > 1)]))
             yield ChartPage(
                 slug=slug, caption="; ".join(filter(None, notes)), along_n=along_n,
-                first=number == 1,
                 panels=tuple(panels[start : start + PANELS_A_PAGE]),
             )  # fmt: skip
             notes = notes[:1]

@@ -99,8 +99,7 @@ class Table:
 class Picture:
     """An image as SVG, what it shows in words, and what stands above it.
 
-    Those of one `title` belong together: the first is shown with the `reading` of all. `caption`
-    is what the panels of this one share.
+    Those of one `title` belong together, with one `reading`; panels of each share its `caption`.
     """
 
     svg: bytes

@@ -64,11 +64,12 @@ def sketch_fits(fits: Sequence[ExponentFit], looks: Mapping[str, Look]) -> Itera
             -max(f.series.sizes) / min(f.series.sizes), f.series.same, growth.by_name(f.series.impl)
         ),
     )  # fmt: skip
-    for page in figures.pages(usable, lambda f: (f.series.workload, f.series.axis), *growth.PAGES):
+    found = figures.pages(usable, lambda f: (f.series.workload, f.series.axis), *growth.PAGES)
+    for page in found:
         shared, rest = units.split_common([fit.series.same.replace(",", " ") for fit in page.items])
         yield Sketch(
             kind=FIT, draw=partial(_draw_fits, page.items, rest, looks), slug=page.slug,
-            caption=f"{page.subject}: {shared}", left_out=page.left_out,
+            caption=f"{page.subject}: {shared}", left_out=page.left_out, first=page is found[0],
             alt=[f"{fit.series.subject}: {'; '.join(_texts(fit))}" for fit in page.items],
         )  # fmt: skip
 

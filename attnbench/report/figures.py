@@ -163,8 +163,7 @@ class Page(Generic[Item]):
     @property
     def slug(self) -> str:
         """For the name of a file."""
-        names = [*self.group, *([str(self.number)] if self.count > 1 else [])]
-        return slug_of("-".join(names))
+        return slug_of("-".join([*self.group, str(self.number) * (self.count > 1)]))
 
     @property
     def subject(self) -> str:

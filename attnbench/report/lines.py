@@ -24,7 +24,6 @@ from attnbench.report.looks import DASHES, Look, looks_of
 from attnbench.theory.traits import TRAITS
 
 PANEL_INCHES = 3.3
-WIDE_RATIO = 4.0  # ratios that spread further than this need a logarithmic axis
 CROSSINGS = "upright bars mark where one overtakes another, with the interval"
 
 
@@ -141,14 +140,12 @@ def value_axis(chart: Chart, rows: pd.DataFrame) -> tuple[Scale, tuple[float, fl
     values += [chart.reference[0]] if chart.reference else []
     if not values:
         return chart.scale, (1.0, 2.0)
-    if chart.scale == "linear" and not chart.reference:
-        return "linear", (0.0, 1.08 * max(values))
-    if chart.scale == "linear" and max(values) < WIDE_RATIO * min(values):
-        room = 0.08 * max(max(values) - min(values), 0.05)
-        return "linear", (min(values) - room, max(values) + room)
+    if chart.scale == "linear":
+        least = min(values) if chart.reference else 0.0
+        room = 0.08 * max(max(values) - least, 0.05)
+        return "linear", (least - room * (least > 0), max(values) + room)
     low, high = axes.bounds(values)
-    scale: Scale = "log10" if chart.scale == "linear" else chart.scale
-    return scale, ((low / 1.7 if chart.guides else low), high)
+    return chart.scale, ((low / 1.7 if chart.guides else low), high)
 
 
 def _lines(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -223,7 +220,7 @@ def _draw_dots(page: ChartPage, frame: Frame, size: Size) -> Figure:
     parts = [panel.rows.sort_values(chart.value, ascending=upwards) for panel in page.panels]
     own = [
         [
-            Row(figures.short(row["line"]), chart.written(row[chart.value] / frame.unit[0]),
+            Row(figures.short(row["line"]), chart.text(row[chart.value] / frame.unit[0]),
                 frame.looks[row["impl"]].colour) for row in rows.to_dict("records")
         ] for rows in parts
     ]  # fmt: skip

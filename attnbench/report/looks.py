@@ -37,9 +37,9 @@ KNOWN: dict[str, Look] = {
 _OTHER_COLOURS = ("#aa4499", "#117733", "#b8860b", "#6a3d9a", "#8c564b", "#3b7dd8")
 _OTHER_MARKERS = ("^", "s", "D", "v", "P", "X", "d", "p")
 _OTHERS = [Look(colour, marker) for marker in _OTHER_MARKERS for colour in _OTHER_COLOURS]
-_MORE = """linear sliding-window bigbird nystrom linformer performer retention dilated-window
-    window-global reformer strided gru linear-recurrent linear-parallel strided-fixed bigbird-flex
-    sdpa-grouped""".split()
+_MORE = """linear sliding-window bigbird nystrom linformer performer
+    strided reformer retention dilated-window window-global gru
+    linear-recurrent linear-parallel strided-fixed bigbird-flex sdpa-grouped""".split()
 KNOWN |= {name: _OTHERS.pop(0) for name in _MORE}
 # Of the caches, projections or parameters of an implementation, in their order.
 DASHES: tuple[Any, ...] = (

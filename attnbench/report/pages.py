@@ -29,6 +29,8 @@ PAPER: Any = {
     "lines.markersize": 3.6,
 }  # fmt: skip
 
+_UNDATED = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+
 
 def sketches(
     cells: pd.DataFrame, costs: pd.DataFrame, environment: Mapping[str, Any],
@@ -85,12 +87,10 @@ def draw_for_paper(
     cells, costs = (of[of["impl"].isin(wanted)] for of in (cells, costs))
     environment = run.shared(run.environments)
     found = [*sketches(cells, costs, environment, crossovers(run, baseline))]
-    had = list(dict.fromkeys(sketch.kind.name for sketch in found))
-    for name in names:
-        if name not in had:
-            raise UsageError(
-                f"no data for figure '{name}' (--figure); there are: {', '.join(had) or 'none'}"
-            )
+    had = dict.fromkeys(sketch.kind.name for sketch in found)
+    for name in (name for name in names if name not in had):
+        there_are = ", ".join(had) or "none"
+        raise UsageError(f"no data for figure '{name}' (--figure); there are: {there_are}")
     folder, paths = run.path / "figures", []
     try:
         folder.mkdir(exist_ok=True)
@@ -98,11 +98,7 @@ def draw_for_paper(
             for sketch in (each for name in names for each in found if each.kind.name == name):
                 figure = sketch.draw(Size(width, sketch.kind.title if titled else ""))
                 paths.append(folder / f"{sketch.stem}.{kind}")
-                if kind == "svg":
-                    paths[-1].write_bytes(figures.svg_of(figure))
-                else:
-                    dated = {"CreationDate": None} if kind == "pdf" else None
-                    figure.savefig(paths[-1], dpi=300, metadata=dated)
+                figure.savefig(paths[-1], dpi=300, metadata=_UNDATED.get(kind))
     except OSError as err:
         raise StoreError(f"cannot write {folder} ({err.strerror})") from err
     return paths

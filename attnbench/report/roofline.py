@@ -11,14 +11,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from attnbench.base import units
-from attnbench.report import axes, charts, lines
+from attnbench.report import axes, charts, figures, lines
 from attnbench.report.axes import End
 from attnbench.report.charts import CHARTS, ChartPage
 from attnbench.report.figures import QUIET, Size, Sketch
 from attnbench.report.looks import Look, looks_of
 
 X = "arithmetic_intensity"
-SMALLEST, LARGEST = 3.2, 6.4  # markers, in points
 _STROKES: dict[str, Any] = {"measured": "-", "datasheet": (0, (4, 3))}
 
 
@@ -79,8 +78,6 @@ def draw(looks: Mapping[str, Look], cells: pd.DataFrame, page: ChartPage, size: 
     x_limits = axes.bounds([*rows[X], min(ridges) / 2, max(ridges) * 1.5])
     y_limits = axes.bounds([*rows["tflops"], *(roof.tflops for roof in every)])
     unit, unit_name = units.rate_unit(every[0].tflops)
-    lengths = sorted(rows["seq_len"].unique())
-    sizes = dict(zip(lengths, np.linspace(SMALLEST, LARGEST, len(lengths)), strict=True))
     figure, found = lines.line_panels(page, lines.lines_of(chart, rows), size)
     for ax, panel, own in zip(found, page.panels, roofs, strict=True):
         axes.log_axis(ax, "x", x_limits, 2, lambda v: axes.plain(v) if v < 1 else f"{v:,.0f}")
@@ -90,11 +87,10 @@ def draw(looks: Mapping[str, Look], cells: pd.DataFrame, page: ChartPage, size: 
             ax.plot(xs, [*map(roof.at, xs)], color=QUIET, linestyle=_STROKES[name], zorder=1.5)
         ends = []
         for line, part in panel.rows.sort_values("seq_len").groupby("line", sort=False):
-            look, points = looks[str(part["impl"].iloc[0])], (part[X], part["tflops"])
-            ax.plot(*points, color=look.colour, linewidth=0.8, alpha=0.6, zorder=2)
-            ax.scatter(
-                *points, s=part["seq_len"].map(sizes).astype(float) ** 2, marker=look.marker,
-                color=look.colour, edgecolors="white", linewidths=0.5, clip_on=False, zorder=3,
+            look = looks[str(part["impl"].iloc[0])]
+            ax.plot(
+                part[X], part["tflops"], color=look.colour, marker=look.marker, linewidth=0.8,
+                clip_on=False, **figures.FILLED,
             )  # fmt: skip
             ends.append(End(part[X].iloc[-1], part["tflops"].iloc[-1], str(line), look.colour))
         ax.set_xlabel("arithmetic intensity, useful FLOP/B")
