@@ -27,7 +27,7 @@ Tables = Mapping[str, pd.DataFrame]
 
 PANELS_A_PAGE = 6
 MOST_LINES = 10  # in a panel
-MOST_PAGES = 5  # of a chart and a workload; more make a page of tens of megabytes
+MOST_PAGES = 4  # of a chart and a workload; more make a page of tens of megabytes
 LEAST_DOTS = 3  # rows that are worth a panel beside those along n
 
 

@@ -181,19 +181,16 @@ def _draw_lines(ax: Axes, rows: pd.DataFrame, frame: Frame) -> list[End]:
             sizes = predicted["seq_len"].astype(float)
             ax.plot(sizes, values, color=look.colour, linewidth=1.0, linestyle=dash)
             stroke["linestyle"] = "none"
+        bars = None
+        if chart.low and chart.high:
+            around = ys - known[chart.low], known[chart.high] - ys
+            bars = [part.fillna(0.0).clip(lower=0.0) for part in around]
         ax.errorbar(
-            xs, ys, yerr=_bars(chart, known), color=look.colour, marker=look.marker,
+            xs, ys, yerr=bars, color=look.colour, marker=look.marker,
             elinewidth=1.0, clip_on=False, **stroke,
         )  # fmt: skip
         ends.append(End(xs.iloc[-1], ys.iloc[-1], _ended(chart, own), look.colour))
     return ends
-
-
-def _bars(chart: Chart, rows: pd.DataFrame) -> list[list[float]] | None:
-    if not (chart.low and chart.high and rows[chart.low].notna().any()):
-        return None
-    ends = rows[chart.value] - rows[chart.low], rows[chart.high] - rows[chart.value]
-    return [part.fillna(0.0).clip(lower=0.0).tolist() for part in ends]
 
 
 def _draw_references(ax: Axes, rows: pd.DataFrame, chart: Chart) -> list[End]:

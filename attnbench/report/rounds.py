@@ -118,14 +118,12 @@ def _ends(change: Value) -> tuple[float, float] | None:
 
 
 def limits(run: GateRun, strips: Sequence[Strip]) -> tuple[float, float]:
-    """The ends of the axis in percent: every median and interval, and all dots but the furthest."""
+    """The ends of the axis in percent: what is drawn, as far as three thresholds."""
     threshold = 100 * run.rules.threshold
-    drawn = [x for strip in strips for x in (strip.middle, *(strip.ends or ())) if x is not None]
-    dots = [x for strip in strips for x, marker in strip.dots if marker != "×"] or [0.0]
-    near = np.clip(np.quantile(dots, (0.02, 0.98)), -3 * threshold, 3 * threshold).tolist()
-    low = max(-100.0, min([-1.25 * threshold, *drawn, *near]))
-    high = max([1.5 * threshold, *drawn, *near])
-    return 1.05 * low, 1.05 * high
+    found = [x for strip in strips for x in (strip.middle, *(strip.ends or ())) if x is not None]
+    found += [x for strip in strips for x, _ in strip.dots]
+    low, high = max(-3 * threshold, min(found)), min(3 * threshold, max(found))
+    return 1.05 * min(low, -1.25 * threshold), 1.05 * max(high, 1.5 * threshold)
 
 
 def draw_all(run: GateRun, outcome: Outcome, folder: Path) -> list[Picture]:
@@ -160,21 +158,13 @@ def _draw(run: GateRun, rows: Sequence[Strip], ends: tuple[float, float], size: 
 
 
 def _draw_axis(ax: Axes, threshold: float, margin: float, ends: tuple[float, float]) -> None:
-    """The change in percent, with the margin and the threshold.
-
-    Where something is far out, what is beyond 1.5 thresholds is logarithmic: a cell that takes
-    twice as long must not squeeze all others.
-    """
-    beyond = ""
-    if max(map(abs, ends)) > 4 * threshold:
-        ax.set_xscale("symlog", linthresh=1.5 * threshold)
-        beyond = f"; logarithmic beyond ±{1.5 * threshold:g} %"
+    """The change in percent, with the margin and the threshold."""
     ax.set_xlim(*ends)
     ax.axvspan(-margin, margin, color=MARGIN, linewidth=0, zorder=0.6)
     ax.axvline(threshold, color="#333333", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1.2)
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:+.3g} %".replace("-", "−") if x else "0")
     ax.set_xlabel(
-        f"change in time, candidate / base − 1{beyond}\n"
+        "change in time, candidate / base − 1\n"
         "○ screening   ● confirmation   × discarded   ┿ median, 95 % interval"
     )
 
@@ -189,11 +179,13 @@ def _draw_strip(ax: Axes, y: int, row: Strip, ends: tuple[float, float]) -> None
         ("○", "o", "white", colour), ("●", "o", colour, colour), ("×", "x", "#a0a0a0", None),
     ):  # fmt: skip
         ax.scatter(
-            [min(max(x, ends[0]), ends[1]) for x, own in row.dots if own == marker],
+            [np.clip(x, *ends) for x, own in row.dots if own == marker],
             [height for (_, own), height in zip(row.dots, heights, strict=True) if own == marker],
             s=12, marker=shape, c=ground, edgecolors=edge, linewidth=0.8, alpha=0.75, zorder=2.5,
         )  # fmt: skip
     if row.ends is not None:
-        ax.hlines(y + 0.34, *row.ends, color=MEDIAN, linewidth=1.6, zorder=3.2)
+        ax.hlines(y + 0.34, *np.clip(row.ends, *ends), color=MEDIAN, linewidth=1.6, zorder=3.2)
     if row.middle is not None:
-        ax.vlines(row.middle, y + 0.22, y + 0.46, color=MEDIAN, linewidth=2.0, zorder=3.2)
+        ax.vlines(
+            np.clip(row.middle, *ends), y + 0.22, y + 0.46, color=MEDIAN, linewidth=2.0, zorder=3.2
+        )
