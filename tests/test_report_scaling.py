@@ -1,6 +1,5 @@
 """The section "How cost grows" of a report."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,18 +19,11 @@ def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "write", test_report.unwritten)
 
 
-def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Scaling, **info: Any) -> Path:
-    """A report of a small run whose scaling is `found`; charts against n are left out."""
-    monkeypatch.setattr("attnbench.report.documents.sweep.scaling", lambda _: found)
-    monkeypatch.setattr("attnbench.report.pages.draw_charts", lambda *_: [])
-    sizes = info.pop("sizes", (128, 256, 512))
-    records = [synthetic.ok(Case(seq_len=n), impl) for n in sizes for impl in ("naive", "sdpa")]
-    return synthetic.write_report(synthetic.write_run(tmp_path, "grown", records))
-
-
 def test_a_long_table_of_verdicts_says_what_it_leaves_out(tmp_path, monkeypatch):
     monkeypatch.setattr("attnbench.report.documents.sweep.MOST_VERDICTS", 3)
-    page = report(tmp_path, monkeypatch, fits.full())
+    monkeypatch.setattr("attnbench.report.documents.sweep.scaling", lambda _: fits.full())
+    records = [synthetic.ok(Case(seq_len=n), "naive") for n in (128, 256, 512)]
+    page = synthetic.write_report(synthetic.write_run(tmp_path, "grown", records))
     assert "5 more verdicts are not shown here" in Page(page).text
     markdown = (page.parent / "report.md").read_text()
     assert "Of these, 4 are FLOPs and workspace that are as predicted" in markdown

@@ -99,9 +99,7 @@ def report(run: str, output: Path, baseline: str | None, names: list[str], **pap
             click.echo(path)
         return
     if any(paper.values()):
-        raise UsageError(
-            "--format, --width, --impls and --no-title are for --figure; name one, as time"
-        )
+        raise UsageError("--format, --width, --impls and --no-title are for --figure NAME")
     found = RunFolder.find(run, output, SWEEP, GATE)
     path = found.path
     if found.kind is SWEEP:

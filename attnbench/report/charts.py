@@ -75,14 +75,6 @@ for _name, _row in _ROWS.items():
     CHARTS.add(_name, Chart(**_fields | {"text": getattr(axes, _fields["text"])}))
 
 
-def with_rate_interval(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add `tflops_low` and `tflops_high`: the rate at the ends of the time's interval."""
-    work = frame["tflops"] * frame["time_us"]
-    return frame.assign(
-        tflops_low=work / frame["time_us_high"], tflops_high=work / frame["time_us_low"]
-    )
-
-
 def with_variants(frame: pd.DataFrame) -> pd.DataFrame:
     """Add `variant`: the cache or projection that an implementation was measured with.
 

@@ -52,18 +52,12 @@ def sketches(
 def sketch(name: str, page: ChartPage, drawn: Any, note: str = "") -> Sketch:
     """The figure of one page; `drawn` draws it."""
     chart = CHARTS.get(name)
-    alt = [", ".join(lines_of(chart, page.rows)), *(p.title for p in page.panels if p.title)]
+    alt = [", ".join(page.rows["line"].unique()), *(p.title for p in page.panels if p.title)]
     return Sketch(
         kind=FigureKind(name=name, title=chart.title, reading=chart.reading), draw=drawn, alt=alt,
         caption="; ".join(filter(None, (page.caption, note))), slug=page.slug,
         first=page.first, left_out=page.left_out,
     )  # fmt: skip
-
-
-def lines_of(chart: Chart, rows: pd.DataFrame) -> list[str]:
-    """Names of the lines, the highest first; those without any value last."""
-    highest = rows.groupby("line", sort=False)[chart.value].max()
-    return [str(name) for name in highest.sort_values(ascending=False).index]
 
 
 @dataclass(frozen=True)

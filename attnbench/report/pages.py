@@ -17,19 +17,15 @@ from attnbench.base.parameters import base_name
 from attnbench.base.registry import require
 from attnbench.errors import StoreError, UsageError
 from attnbench.report import exponents, figures, lines, models, roofline, tradeoff
-from attnbench.report.charts import CHARTS, with_rate_interval
+from attnbench.report.charts import CHARTS
 from attnbench.report.document import Picture
 from attnbench.report.figures import Size, Sketch
 from attnbench.report.looks import looks_of
 from attnbench.store.runs import Run
 
 NAMES = (*CHARTS.names(), tradeoff.TRADEOFF.name)
-PAPER: Any = {
-    "font.size": 7.5, "axes.titlesize": 7.5, "axes.labelsize": 7.5, "lines.linewidth": 1.1,
-    "lines.markersize": 3.6,
-}  # fmt: skip
-
-_UNDATED = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+PAPER: Any = {"font.size": 7.5, "axes.titlesize": 7.5, "axes.labelsize": 7.5}
+UNDATED: Any = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
 
 
 def sketches(
@@ -37,7 +33,9 @@ def sketches(
     crossing: Sequence[Crossover],
 ) -> Iterator[Sketch]:  # fmt: skip
     """Every chart that has data, trade-offs and rooflines."""
-    cells = with_rate_interval(cells)
+    work = cells["tflops"] * cells["time_us"]
+    low, high = work / cells["time_us_high"], work / cells["time_us_low"]
+    cells = cells.assign(tflops_low=low, tflops_high=high)
     yield from lines.sketches({"cells": cells, "costs": costs}, environment, crossing)
     yield from tradeoff.sketches(cells)
     yield from roofline.sketches(cells)
@@ -98,7 +96,7 @@ def draw_for_paper(
             for sketch in (each for name in names for each in found if each.kind.name == name):
                 figure = sketch.draw(Size(width, sketch.kind.title if titled else ""))
                 paths.append(folder / f"{sketch.stem}.{kind}")
-                figure.savefig(paths[-1], dpi=300, metadata=_UNDATED.get(kind))
+                figure.savefig(paths[-1], dpi=300, metadata=UNDATED.get(kind))
     except OSError as err:
         raise StoreError(f"cannot write {folder} ({err.strerror})") from err
     return paths

@@ -74,11 +74,11 @@ def draw(looks: Mapping[str, Look], cells: pd.DataFrame, page: ChartPage, size: 
     rows, chart = page.rows, CHARTS.get("roofline")
     roofs = [roofs_of(cells, panel.rows) for panel in page.panels]
     every = [roof for own in roofs for roof in own.values()]
-    ridges = [roof.ridge for roof in every]
-    x_limits = axes.bounds([*rows[X], min(ridges) / 2, max(ridges) * 1.5])
+    ridges = sorted(roof.ridge for roof in every)
+    x_limits = axes.bounds([*rows[X], ridges[0] / 2, ridges[-1] * 1.5])
     y_limits = axes.bounds([*rows["tflops"], *(roof.tflops for roof in every)])
     unit, unit_name = units.rate_unit(every[0].tflops)
-    figure, found = lines.line_panels(page, lines.lines_of(chart, rows), size)
+    figure, found = lines.line_panels(page, [*rows["line"].unique()], size)
     for ax, panel, own in zip(found, page.panels, roofs, strict=True):
         axes.log_axis(ax, "x", x_limits, 2, lambda v: axes.plain(v) if v < 1 else f"{v:,.0f}")
         axes.log_axis(ax, "y", y_limits, 10, lambda value: axes.plain(value / unit))
