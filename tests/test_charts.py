@@ -18,8 +18,8 @@ from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.store.runs import load_run
 from tests import synthetic
+from tests.test_report import CEILINGS
 
-CEILINGS = {"matmul_tflops": {"float32": 0.2}, "read_gbps": 31.0}
 CPU = {"environment": synthetic.CPU | {"ceilings": CEILINGS}}
 
 
@@ -52,7 +52,7 @@ def several(count: int, lengths: tuple[int, ...] = (256, 512, 1024)) -> list[Rec
 @pytest.mark.parametrize("width", [None, 3.3])
 def test_lines_are_named_at_their_ends_in_their_colour_and_no_name_meets_another(tmp_path, width):
     found = drawn(tmp_path, several(8))
-    looks = looks_of(f"own-{i}" for i in range(6)) | looks_of(["naive", "sdpa"])
+    looks = looks_of(["naive", "sdpa", *(f"own-{i}" for i in range(6))])
     for chart in ("time", "workspace"):
         with figures.styled():
             names = ends(found[f"{chart}-attention-cpu-float32-forward"].draw(figures.Size(width)))
@@ -61,8 +61,7 @@ def test_lines_are_named_at_their_ends_in_their_colour_and_no_name_meets_another
 
 def test_of_many_lines_a_figure_has_ten_and_each_the_two_that_all_is_compared_with(tmp_path):
     found = drawn(tmp_path, several(25))
-    times = [sketch for stem, sketch in found.items() if stem.startswith("time-")]
-    lines = [sketch.alt[0].split(", ") for sketch in times]
+    lines = [of.alt[0].split(", ") for stem, of in found.items() if stem.startswith("time-")]
     assert len(set().union(*lines)) == 25
     assert all(len(own) <= 10 and {"naive", "sdpa"} <= set(own) for own in lines)
 
@@ -112,7 +111,6 @@ def test_methods_are_drawn_at_the_largest_n_that_most_of_them_share(tmp_path):
     found = drawn(tmp_path, [*several(2), *near])["tradeoff-1"]
     assert found.caption.endswith("n=512")
     assert {text.split()[0] for text in found.alt} == {"near:32", "near:64"}
-    assert len(found.draw(figures.OWN).axes) == 2
 
 
 def test_no_point_lies_above_the_roof(tmp_path):
@@ -154,7 +152,6 @@ def test_figures_have_their_width_and_real_text_and_their_paths_are_printed(cli,
     (path,) = cli("report", run, "--figure", "workspace").stdout.split()
     pdf = (run / "figures" / path.rpartition("/")[2]).read_bytes()
     assert b"/Type0" in pdf, "text, not outlines"
-    assert b"/Type3" not in pdf
 
 
 @pytest.mark.parametrize(("asked", "said"), [
@@ -163,7 +160,6 @@ def test_figures_have_their_width_and_real_text_and_their_paths_are_printed(cli,
     (("--figure", "time", "--impls", "sdpaa"), "did you mean 'sdpa'?"),
     (("--figure", "time", "--width", "1"), "1.5<=x<=20"),
     (("--width", "4"), "are for --figure"),
-    (("--no-title",), "are for --figure"),
 ])  # fmt: skip
 def test_what_cannot_be_drawn_is_one_line_and_nothing_is_written(
     cli, assert_refused, run, asked, said

@@ -39,9 +39,7 @@ def sketches(
     variants = dict.fromkeys(["", *charts.with_variants(tables["cells"])["variant"]])
     dashes = {name: DASHES[i % len(DASHES)] for i, name in enumerate(variants)}
     for name, chart in CHARTS.items():
-        if not chart.along_n:
-            continue
-        for page in charts.pages(chart.rows(tables), chart):
+        for page in charts.pages(chart.rows(tables), chart) if chart.along_n else ():
             shown = crossovers if chart.crossings and page.along_n else ()
             marked = [crossings(panel.rows, shown) for panel in page.panels]
             frame = Frame(chart, looks, dashes, *value_axis(chart, page.rows))

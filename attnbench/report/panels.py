@@ -22,8 +22,6 @@ COLOURS: dict[Verdict, str] = {
     "regression": "#b3261e", "improvement": "#0060a8", "suspicious": "#b8860b",
 }  # fmt: skip
 COMMON = Look(QUIET, "o")
-
-
 Drawn = tuple[Line, Sign, str, Sentence]  # a line, its sign, its name, its steps
 
 

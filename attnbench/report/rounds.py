@@ -24,6 +24,7 @@ from attnbench.report.render import written
 
 MOST_ROWS, MOST_PAGES = 42, 4  # cells of a figure, and figures
 LONGEST = 46  # letters of a label
+_MARKERS = {"screen": "○", "confirm": "●"}
 MARGIN, AGAINST, MEDIAN = "#e3e8ee", "#fbeae4", "#111111"
 # Dots have the colour of the verdict: that of an implementation would look like one.
 COLOURS: dict[Sign, str] = {
@@ -103,9 +104,6 @@ def _dots(
         for cell in cells
         if (log := found.log_ratio(cell, variant)) is not None
     )
-
-
-_MARKERS = {"screen": "○", "confirm": "●"}
 
 
 def _percent(ratio: float | None) -> float | None:
