@@ -76,7 +76,7 @@ def test_odd_findings_are_drawn_without_a_complaint(tmp_path, recwarn, monkeypat
 
 def test_shares_are_stacked_to_one_and_named_with_their_intervals():
     (sketch,) = models.sketches([fits.model_fit()], looks_of(["naive"]))
-    lower = sketch.draw(figures.OWN).axes[0]
+    lower: Any = sketch.draw(figures.OWN).axes[0]
     tops = [max(path.vertices[:, 1]) for area in lower.collections for path in area.get_paths()]
     assert max(tops) == pytest.approx(1.0)
     found = " ".join(text.get_text() for text in lower.get_legend().get_texts())
