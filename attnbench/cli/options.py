@@ -193,6 +193,7 @@ _TABLE: dict[str, dict[str, list[Any]]] = tomllib.loads(
 _KINDS = {
     "path": PATH, "positive": POSITIVE, "device": DEVICE, "sizes": SIZES, "names": NAMES,
     "threads": THREADS, "share": SHARE, "duration": DURATION, "shard": SHARD, "run": RUN,
+    "inches": click.FloatRange(1.5, 20.0),
 }  # fmt: skip
 
 

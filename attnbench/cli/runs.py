@@ -52,15 +52,27 @@ def list_(names: tuple[str, ...], files: tuple[str, ...], device: str, **options
 
 @click.command()
 @run_argument
-@baseline_option
-def report(run: str, output: Path, baseline: str | None) -> None:
+@command_options("report", baseline=baseline_option)
+def report(run: str, output: Path, baseline: str | None, names: list[str], **paper: Any) -> None:
     """Draw the page, the plots and the Markdown of a run.
 
     RUN is a folder, a name, `latest` or `previous`. Written into it are report.html, report.md and
-    the plots as PNG and SVG; for a gate run gate.html, decided again from the raw data.
+    the plots as PNG; for a gate run gate.html, decided again from the raw data. With --figure only
+    these figures, as files in figures/, whose paths are printed.
     """
     from attnbench.store.folder import GATE, SWEEP, RunFolder
 
+    if names:
+        from attnbench.report.pages import draw_for_paper
+
+        for path in draw_for_paper(
+            found_run(run, output), names, baseline=baseline, impls=paper["impls"] or (),
+            kind=paper["kind"] or "pdf", width=paper["width"] or 3.3, titled=not paper["untitled"],
+        ):  # fmt: skip
+            click.echo(path)
+        return
+    if any(paper.values()):
+        raise UsageError("--format, --width, --impls and --no-title are for --figure NAME")
     found = RunFolder.find(run, output, SWEEP, GATE)
     path = found.path
     if found.kind is SWEEP:

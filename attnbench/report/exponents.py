@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby, pairwise
-from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
@@ -18,8 +18,7 @@ from attnbench.analysis.scaling.decide import TOLERANCE
 from attnbench.analysis.scaling.results import NOUNS, ExponentFit
 from attnbench.base import units
 from attnbench.report import axes, figures, growth
-from attnbench.report.document import Picture
-from attnbench.report.figures import FILLED, INK, QUIET, FigureKind, Page, short
+from attnbench.report.figures import FILLED, INK, FigureKind, Margins, Page, Row, Size, Sketch
 from attnbench.report.looks import Look
 
 EXPONENTS = FigureKind(
@@ -42,73 +41,66 @@ PANEL_INCHES = 3.7  # of a fit
 HOLLOW: dict[str, Any] = {"markerfacecolor": "white", "markeredgewidth": 0.9, "zorder": 2.7}
 
 
-def draw_forests(
-    fits: Sequence[ExponentFit], looks: Mapping[str, Look], folder: Path
-) -> list[Picture]:
-    """Draw the exponents under each other, grouped by workload and axis."""
+def sketch_forests(fits: Sequence[ExponentFit], looks: Mapping[str, Look]) -> Iterator[Sketch]:
+    """The exponents under each other, grouped by workload and axis."""
     order = list(dict.fromkeys(map(_group, fits)))
     found = sorted(
         (fit for fit in fits if fit.exponent is not None),
-        key=lambda f: (
-            order.index(_group(f)), f.series.same, growth.by_name(f.series.impl),
-        ),
-    )  # fmt: skip
-    return [
-        EXPONENTS.save(_draw_forest(page, looks), page, map(_alt, page.items), folder)
-        for page in figures.pages(found, lambda _: (), MOST_FITS, MOST_FORESTS)
-    ]
+        key=lambda f: (order.index(_group(f)), f.series.same, growth.by_name(f.series.impl)),
+    )
+    for page in figures.pages(found, lambda _: (), MOST_FITS, MOST_FORESTS):
+        yield Sketch(
+            kind=EXPONENTS, draw=partial(_draw_forest, page, looks), slug=page.slug,
+            caption=page.subject.strip(" ()"), left_out=page.left_out,
+            alt=[*map(_alt, page.items)],
+        )  # fmt: skip
 
 
-def draw_fits(
-    fits: Sequence[ExponentFit], looks: Mapping[str, Look], folder: Path
-) -> list[Picture]:
-    """Draw each fit, the widest range of sizes first, for each workload and axis."""
+def sketch_fits(fits: Sequence[ExponentFit], looks: Mapping[str, Look]) -> Iterator[Sketch]:
+    """Each fit, the widest range of sizes first, for each workload and axis."""
     usable = sorted(
         (fit for fit in fits if any(e.value > 0 for e in fit.time_us)),
         key=lambda f: (
             -max(f.series.sizes) / min(f.series.sizes), f.series.same, growth.by_name(f.series.impl)
         ),
     )  # fmt: skip
-    drawn = []
-    for page in figures.pages(usable, lambda f: (f.series.workload, f.series.axis), *growth.PAGES):
-        alt = [f"{fit.series.subject}: {'; '.join(_texts(fit))}" for fit in page.items]
-        drawn.append(FIT.save(_draw_fits(page, looks), page, alt, folder))
-    return drawn
+    found = figures.pages(usable, lambda f: (f.series.workload, f.series.axis), *growth.PAGES)
+    for page in found:
+        shared, rest = units.split_common([fit.series.same.replace(",", " ") for fit in page.items])
+        yield Sketch(
+            kind=FIT, draw=partial(_draw_fits, page.items, rest, looks), slug=page.slug,
+            caption=f"{page.subject}: {shared}", left_out=page.left_out, first=page is found[0],
+            alt=[f"{fit.series.subject}: {'; '.join(_texts(fit))}" for fit in page.items],
+        )  # fmt: skip
 
 
 def _group(fit: ExponentFit) -> str:
     return f"{fit.series.workload}, along {fit.series.axis}"
 
 
-def _draw_forest(page: Page[ExponentFit], looks: Mapping[str, Look]) -> Figure:
+def _draw_forest(page: Page[ExponentFit], looks: Mapping[str, Look], size: Size) -> Figure:
     """A heading and its rows for each group; a row says only what differs within its group."""
-    rows: list[tuple[str, ExponentFit | None]] = []
+    rows: list[tuple[Row, ExponentFit | None]] = []
     for heading, group in groupby(page.items, key=_group):
         own = list(group)
         _, rest = units.split_common([fit.series.same.replace(",", " ") for fit in own])
-        rows.append((heading, None))
-        names = [f"{short(f.series.impl)} {r}".strip() for f, r in zip(own, rest, strict=True)]
-        rows += [(name[:60], fit) for name, fit in zip(names, own, strict=True)]
-    labels = [name for name, _ in rows]
-    size = (6.8 + 0.06 * max(map(len, labels)), 0.21 * len(rows) + 1.1)
-    name = page.place.strip(" ()") or "all series"
-    figure = figures.figure_of(size, EXPONENTS.title, name)
-    ax = figure.subplots()
-    ax.set(
-        xlim=_limits(page.items), ylim=(len(rows) - 0.5, -0.5), xlabel="exponent of the time"
-    )  # fmt: skip
-    ax.set_yticks(range(len(rows)), labels)
-    for y, ((_, fit), text) in enumerate(zip(rows, ax.get_yticklabels(), strict=True)):
-        if fit is None:
-            text.set_fontweight("bold")
+        rows.append((Row(heading, bold=True), None))
+        for fit, differs in zip(own, rest, strict=True):
+            name = f"{figures.short(fit.series.impl)} {differs}".strip()[:60]
+            verdict = growth.mark(fit.finding.verdict if fit.finding else None)
+            right = f"{growth.interval(fit.exponent)}   {verdict}"
+            rows.append(
+                (Row(name, right, looks[fit.series.impl].colour, "refuted" in verdict), fit)
+            )
+    figure, (ax,) = figures.row_panels([[row for row, _ in rows]], size)
+    ax.set(xlim=_limits(page.items), xlabel="exponent of the time")
+    for y, (_, drawn) in enumerate(rows):
+        if drawn is None:
             ax.axhspan(y - 0.5, y + 0.5, color="#f5f5f5", linewidth=0, zorder=0.4)
         else:
-            text.set_color(looks[fit.series.impl].colour)
-            _draw_row(ax, y, fit, looks[fit.series.impl])
-    ax.tick_params(axis="y", length=0)
+            _draw_row(ax, y, drawn, looks[drawn.series.impl])
     ax.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
     ax.xaxis.set_major_formatter(FormatStrFormatter("%g"))
-    ax.grid(visible=False, axis="y")
     return figure
 
 
@@ -125,7 +117,7 @@ def _limits(fits: Sequence[ExponentFit]) -> tuple[float, float]:
 
 
 def _draw_row(ax: Axes, y: int, fit: ExponentFit, look: Look) -> None:
-    """One exponent over what its law allows, and beside it figures and verdict."""
+    """One exponent over what its law allows."""
     assert fit.exponent is not None
     low, high = ax.get_xlim()
     if fit.declared is not None:
@@ -139,12 +131,6 @@ def _draw_row(ax: Axes, y: int, fit: ExponentFit, look: Look) -> None:
         if estimate is not None:
             x = np.clip(estimate.value, low, high)
             ax.plot(x, y, color=look.colour, marker=look.marker, markersize=size, **style)
-    verdict = fit.finding.verdict if fit.finding else None
-    axes.beside(ax, y, growth.interval(fit.exponent), 8, color=INK)
-    axes.beside(
-        ax, y, growth.mark(verdict), 110, color=QUIET if verdict == "inconclusive" else INK,
-        fontweight="bold" if verdict == "refuted" else "normal",
-    )  # fmt: skip
 
 
 def _alt(fit: ExponentFit) -> str:
@@ -152,16 +138,17 @@ def _alt(fit: ExponentFit) -> str:
     return f"{fit.series.subject} {growth.interval(fit.exponent)}{verdict}"
 
 
-def _draw_fits(page: Page[ExponentFit], looks: Mapping[str, Look]) -> Figure:
-    """Small multiples of fits, with a common scale of times."""
-    shared, rest = units.split_common([fit.series.same.replace(",", " ") for fit in page.items])
-    subject = f"{page.subject}: {shared}"
-    figure, found = figures.panels(len(page.items), PANEL_INCHES, FIT.title, subject)
-    estimates = [e for fit in page.items for e in fit.time_us]
+def _draw_fits(
+    fits: Sequence[ExponentFit], rest: Sequence[str], looks: Mapping[str, Look], size: Size
+) -> Figure:
+    """Small multiples of fits, with a common scale of times; `rest` is what differs in each."""
+    heights = [PANEL_INCHES] * len(fits)
+    figure, found = figures.panels(heights, Margins(top=0.75), size)
+    estimates = [e for fit in fits for e in fit.time_us]
     values = [v for e in estimates for v in (e.value, *e.ends)]
-    values += [fit.overhead_us for fit in page.items]
+    values += [fit.overhead_us for fit in fits]
     low, high = axes.bounds([v for v in values if v > 0 and math.isfinite(v)])
-    for ax, fit, differs in zip(found, page.items, rest, strict=True):
+    for ax, fit, differs in zip(found, fits, rest, strict=True):
         axes.length_axis(ax, [round(size) for size in fit.series.sizes])
         axes.log_axis(ax, "y", (low / 2.0, high * 1.3), 10, axes.round_time)
         if fit.overhead_us > 0:
@@ -224,7 +211,7 @@ def _draw_curve(ax: Axes, fit: ExponentFit, colour: str) -> None:
         pieces = [(x_low, at, fit.intercept - math.log(factor)), (at, x_high, fit.intercept)]
         ax.annotate(
             f"changepoint {factor:.2g} ×", (at, 0.02), xycoords=("data", "axes fraction"),
-            va="bottom", ha="center", rotation=90, color=QUIET, fontsize=6.5,
+            va="bottom", ha="center", rotation=90, color=figures.QUIET, fontsize=6.5,
         )  # fmt: skip
     ax.set_autoscale_on(False)
     for left, right, intercept in pieces:
