@@ -60,7 +60,7 @@ def report(run: str, output: Path, baseline: str | None, names: list[str], **pap
     the plots as PNG; for a gate run gate.html, decided again from the raw data. With --figure only
     these figures, as files in figures/, whose paths are printed.
     """
-    from attnbench.store.folder import GATE, SWEEP, RunFolder
+    from attnbench.report.documents import stored
 
     if names:
         from attnbench.report.pages import draw_for_paper
@@ -73,24 +73,9 @@ def report(run: str, output: Path, baseline: str | None, names: list[str], **pap
         return
     if any(paper.values()):
         raise UsageError("--format, --width, --impls and --no-title are for --figure NAME")
-    found = RunFolder.find(run, output, SWEEP, GATE)
-    path = found.path
-    if found.kind is SWEEP:
-        from attnbench.report.documents import sweep
-        from attnbench.store.runs import load_run
-
-        written(path, sweep.document(load_run(path), baseline))
-        click.echo(path / "report.html")
-        return
-    if baseline:
-        raise UsageError(f"{path} is a gate run, which has a base of its own; drop --baseline")
-    from attnbench.gate.decide.stored import load_gate
-    from attnbench.gate.decide.verdict import decide
-    from attnbench.report.documents import gate
-
-    loaded = load_gate(found.file)
-    written(path, gate.document(loaded, decide(loaded)), ["html"])
-    click.echo(path / "gate.html")
+    path, document = stored(run, output, baseline)
+    formats = ["html"] if document.kind == "gate" else ["markdown", "html"]
+    click.echo(written(path, document, formats).commands[0][1])
 
 
 @click.command()

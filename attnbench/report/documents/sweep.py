@@ -157,7 +157,7 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> D
         conclusion=Finding(
             sign="open" if run.unfinished else sign, subject=run.run_id,
             verdict="unfinished" if run.unfinished else failed_sentence(frame).rstrip("."),
-            reason=failed_sentence(frame).rstrip(".") if run.unfinished else "",
+            reason=failed_sentence(frame).rstrip(".") if run.unfinished and bad else "",
         ),
         about=[
             *highlights(run, frame, costs),
