@@ -19,7 +19,7 @@ from attnbench.store.runs import load_run
 from tests import synthetic
 from tests.conftest import environment
 
-GROWTH = ("exponents", "fit", "model")  # figures with tests of their own
+GROWTH = ("fit", "model")  # figures with tests of their own
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 
 

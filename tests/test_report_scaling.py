@@ -54,7 +54,7 @@ _ODD_MODELS: dict[str, dict[str, Any]] = {
 }
 ODD: dict[str, tuple[Scaling, int]] = {  # with how many figures are drawn of them
     "exponents": (
-        Scaling(exponents=tuple(fits.exponent_fit(n, **v) for n, v in _ODD_EXPONENTS.items())), 3
+        Scaling(exponents=tuple(fits.exponent_fit(n, **v) for n, v in _ODD_EXPONENTS.items())), 2
     ),
     "no exponent": (
         Scaling(exponents=(fits.exponent_fit(exponent=None, top=None, intercept=None),)), 1

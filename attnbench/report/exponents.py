@@ -1,33 +1,24 @@
-"""The fitted exponents: all under each other beside the declared ones, and each fit as drawn."""
+"""The fitted exponents: each fit as drawn; the table of verdicts has them beside the laws."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import pairwise
 from textwrap import shorten
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FormatStrFormatter, MaxNLocator
 
-from attnbench.analysis.scaling.decide import TOLERANCE
 from attnbench.analysis.scaling.results import NOUNS, ExponentFit
 from attnbench.base import units
 from attnbench.report import axes, figures, growth
-from attnbench.report.figures import FILLED, INK, FigureKind, Margins, Page, Row, Size, Sketch
+from attnbench.report.figures import FILLED, INK, FigureKind, Margins, Size, Sketch
 from attnbench.report.looks import Look
 
-EXPONENTS = FigureKind(
-    name="exponents",
-    title="Exponents beside the declared ones",
-    reading="Markers are fitted exponents with 95 % intervals, small hollow ones the slope of the"
-    " top octave. The tick is the declared power, and the bar around it what the verdict allows;"
-    " for an upper bound, everything to the left is allowed.",
-)
 FIT = FigureKind(
     name="fit",
     title="Fitted exponents",
@@ -36,27 +27,11 @@ FIT = FigureKind(
     " markers, do not count, for the reason above the panel; the line is dashed beyond those that"
     " do.",
 )
-MOST_FITS, MOST_FORESTS = 36, 2  # in a figure of exponents, and such figures
 PANEL_INCHES = 3.7  # of a fit
 HOLLOW: dict[str, Any] = {"markerfacecolor": "white", "markeredgewidth": 0.9, "zorder": 2.7}
 
 
-def sketch_forests(fits: Sequence[ExponentFit], looks: Mapping[str, Look]) -> Iterator[Sketch]:
-    """The exponents under each other, grouped by workload and axis."""
-    order = list(dict.fromkeys(map(_group, fits)))
-    found = sorted(
-        (fit for fit in fits if fit.exponent is not None),
-        key=lambda f: (order.index(_group(f)), f.series.same, growth.by_name(f.series.impl)),
-    )
-    for page in figures.pages(found, lambda _: (), MOST_FITS, MOST_FORESTS):
-        yield Sketch(
-            kind=EXPONENTS, draw=partial(_draw_forest, page, looks), slug=page.slug,
-            caption=page.subject.strip(" ()"), left_out=page.left_out,
-            alt=[*map(_alt, page.items)],
-        )  # fmt: skip
-
-
-def sketch_fits(fits: Sequence[ExponentFit], looks: Mapping[str, Look]) -> Iterator[Sketch]:
+def sketches(fits: Sequence[ExponentFit], looks: Mapping[str, Look]) -> Iterator[Sketch]:
     """Each fit, the widest range of sizes first, for each workload and axis."""
     usable = sorted(
         (fit for fit in fits if any(e.value > 0 for e in fit.time_us)),
@@ -72,70 +47,6 @@ def sketch_fits(fits: Sequence[ExponentFit], looks: Mapping[str, Look]) -> Itera
             caption=f"{page.subject}: {shared}", left_out=page.left_out, first=page is found[0],
             alt=[f"{fit.series.subject}: {'; '.join(_texts(fit))}" for fit in page.items],
         )  # fmt: skip
-
-
-def _group(fit: ExponentFit) -> str:
-    return f"{fit.series.workload}, along {fit.series.axis}"
-
-
-def _draw_forest(page: Page[ExponentFit], looks: Mapping[str, Look], size: Size) -> Figure:
-    """A heading and its rows for each group; a row says only what differs within its group."""
-    rows: list[tuple[Row, ExponentFit | None]] = []
-    for heading, group in groupby(page.items, key=_group):
-        own = list(group)
-        _, rest = units.split_common([fit.series.same.replace(",", " ") for fit in own])
-        rows.append((Row(heading, bold=True), None))
-        for fit, differs in zip(own, rest, strict=True):
-            name = f"{figures.short(fit.series.impl)} {differs}".strip()[:60]
-            verdict = growth.mark(fit.finding.verdict if fit.finding else None)
-            right = f"{growth.interval(fit.exponent)}   {verdict}"
-            rows.append(
-                (Row(name, right, looks[fit.series.impl].colour, "refuted" in verdict), fit)
-            )
-    figure, (ax,) = figures.row_panels([[row for row, _ in rows]], size)
-    ax.set(xlim=_limits(page.items), xlabel="exponent of the time")
-    for y, (_, drawn) in enumerate(rows):
-        if drawn is None:
-            ax.axhspan(y - 0.5, y + 0.5, color="#f5f5f5", linewidth=0, zorder=0.4)
-        else:
-            _draw_row(ax, y, drawn, looks[drawn.series.impl])
-    ax.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
-    ax.xaxis.set_major_formatter(FormatStrFormatter("%g"))
-    return figure
-
-
-def _limits(fits: Sequence[ExponentFit]) -> tuple[float, float]:
-    values = [e.value for fit in fits for e in (fit.exponent, fit.top) if e]
-    values += [end for fit in fits if fit.exponent for end in fit.exponent.ends]
-    declared = [(fit.declared, fit.bound) for fit in fits if fit.declared is not None]
-    values += [power - (0.5 if bound else TOLERANCE) for power, bound in declared]
-    values += [power + TOLERANCE for power, _ in declared]
-    # An interval that knows nothing must not squeeze all others.
-    low, high = max(-1.0, min(values)), min(5.0, max(values))
-    room = max(0.12, (1.0 - (high - low)) / 2)
-    return low - room, high + room
-
-
-def _draw_row(ax: Axes, y: int, fit: ExponentFit, look: Look) -> None:
-    """One exponent over what its law allows."""
-    assert fit.exponent is not None
-    low, high = ax.get_xlim()
-    if fit.declared is not None:
-        left = low if fit.bound else fit.declared - TOLERANCE
-        ends = (y - 0.32, y + 0.32)
-        ax.fill_betweenx(ends, left, fit.declared + TOLERANCE, color="#dcdcdc", linewidth=0)
-        ax.plot([fit.declared] * 2, ends, color="#333333", linewidth=1.1, zorder=1.6)
-    span = np.clip(fit.exponent.ends, low, high)
-    ax.plot(span, [y, y], color=look.colour, linewidth=1.6, solid_capstyle="butt", zorder=2.5)
-    for estimate, size, style in ((fit.top, 3.2, HOLLOW), (fit.exponent, 5.5, FILLED)):
-        if estimate is not None:
-            x = np.clip(estimate.value, low, high)
-            ax.plot(x, y, color=look.colour, marker=look.marker, markersize=size, **style)
-
-
-def _alt(fit: ExponentFit) -> str:
-    verdict = f", {fit.finding.verdict}" if fit.finding else ""
-    return f"{fit.series.subject} {growth.interval(fit.exponent)}{verdict}"
 
 
 def _draw_fits(

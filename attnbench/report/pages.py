@@ -58,8 +58,7 @@ def draw_growth(scaling: Scaling, folder: Path) -> list[Picture]:
     )
     with figures.styled():
         found = [
-            *exponents.sketch_forests(scaling.exponents, looks),
-            *exponents.sketch_fits(scaling.exponents, looks),
+            *exponents.sketches(scaling.exponents, looks),
             *models.sketches(scaling.models, looks),
         ]
         return [sketch.save(folder) for sketch in found]
