@@ -15,7 +15,8 @@ from msgspec import structs
 from attnbench.analysis import compare as analysis
 from attnbench.analysis.compare.same import earlier
 from attnbench.analysis.compare.sources import read
-from attnbench.errors import StoreError, UsageError
+from attnbench.errors import ExitCode, StoreError, UsageError
+from attnbench.report.documents.compare import document
 from attnbench.schema.case import Case
 from tests.synthetic import CPU, timed, write_run
 
@@ -168,9 +169,29 @@ def test_files_of_pytest_benchmark_are_compared_by_test_with_those_beside_as_his
         read(str(tmp_path / "notes.json"), tmp_path)
 
 
+@pytest.mark.parametrize(("earlier", "factor", "code"), [
+    (5, 1.5, ExitCode.INCONCLUSIVE), (5, 1.0, ExitCode.OK), (2, 1.5, ExitCode.OK),
+    (5, 0.6, ExitCode.OK),
+])  # fmt: skip
+def test_a_shift_of_all_cells_that_earlier_runs_never_had_heads_the_comparison(
+    tmp_path, earlier, factor, code
+):
+    for n in range(earlier):
+        benchmarks(tmp_path / f"{n}.json", n, {})
+    slow = [
+        benchmarks(tmp_path / f"slow{n}.json", 20 + n, dict.fromkeys(range(12), factor))
+        for n in (1, 2)
+    ]  # the second must not become the yardstick
+    base = benchmarks(tmp_path / "base.json", 9, {})
+    made = document(compare([base, slow[0]], tmp_path), fail_slower=True)
+    assert made.exit_code == code
+    titles = [section.title for section in made.sections]
+    assert (titles[0] == "All cells moved together") == (earlier > 2 and factor != 1.0)
+
+
 def test_what_shares_no_cell_is_an_error(runs, tmp_path):
     file = benchmarks(tmp_path / "b.json", 1, {})
-    with pytest.raises(UsageError, match="share no cell"):
+    with pytest.raises(UsageError, match="of different machines, .* and share no case"):
         compare(["before", file], runs)
     with pytest.raises(UsageError, match="two or more"):
         compare(["before"], runs)
