@@ -191,7 +191,7 @@ def test_a_shift_of_all_cells_that_earlier_runs_never_had_heads_the_comparison(
 
 def test_what_shares_no_cell_is_an_error(runs, tmp_path):
     file = benchmarks(tmp_path / "b.json", 1, {})
-    with pytest.raises(UsageError, match="of different machines, .* and share no case"):
+    with pytest.raises(UsageError, match=r"of different machines, .* and share no case"):
         compare(["before", file], runs)
     with pytest.raises(UsageError, match="two or more"):
         compare(["before"], runs)
