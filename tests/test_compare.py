@@ -17,6 +17,7 @@ from attnbench.analysis.compare.same import earlier
 from attnbench.analysis.compare.sources import read
 from attnbench.errors import ExitCode, StoreError, UsageError
 from attnbench.report.documents.compare import document
+from attnbench.report.render import rendered
 from attnbench.schema.case import Case
 from tests.synthetic import CPU, timed, write_run
 
@@ -187,6 +188,17 @@ def test_a_shift_of_all_cells_that_earlier_runs_never_had_heads_the_comparison(
     assert made.exit_code == code
     titles = [section.title for section in made.sections]
     assert (titles[0] == "All cells moved together") == (earlier > 2 and factor != 1.0)
+
+
+def test_a_test_that_only_the_base_has_is_named_and_fails_where_asked_for(tmp_path):
+    base, new = (benchmarks(tmp_path / f"{n}.json", n, {}) for n in (1, 2))
+    data = json.loads(Path(new).read_text())
+    Path(new).write_text(json.dumps(data | {"benchmarks": data["benchmarks"][1:]}))
+    found = compare([base, new], tmp_path)
+    assert "Only in 1.json\n– test_x.py::test[0]: removed" in rendered(document(found))
+    assert document(found).exit_code == ExitCode.OK
+    assert document(found, fail_removed=True).exit_code == ExitCode.FINDING
+    assert 'classname="removed"' in rendered(document(found, fail_removed=True), "junit")
 
 
 def test_what_shares_no_cell_is_an_error(runs, tmp_path):

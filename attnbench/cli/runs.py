@@ -170,7 +170,12 @@ def history(
 @click.argument("sources", type=RUN, nargs=-1, metavar="A B [C]...")
 @command_options("compare")
 def compare(
-    sources: tuple[str, ...], fail_slower: bool, name: str | None, output: Path, **options: Any
+    sources: tuple[str, ...],
+    name: str | None,
+    output: Path,
+    fail_slower: bool,
+    fail_removed: bool,
+    **options: Any,
 ) -> None:
     """Compare runs that were measured at different times.
 
@@ -178,19 +183,19 @@ def compare(
     --benchmark-json; all others are held against A. On one machine each cell is slower, faster, or
     not seen to have changed, beyond what its runs of equal code differ by; across machines the
     order of implementations, their speed over naive and their growth are compared, never times.
-    Exits 0 whatever is found, unless with --fail-slower.
+    What only A has is named. Exits 0 whatever is found, unless with --fail-slower or
+    --fail-removed.
     """
     from attnbench.analysis import compare as analysis
     from attnbench.report.documents.compare import document
     from attnbench.store.folder import COMPARISON, RunFolder
 
-    found = document(analysis.compare(sources, output), fail_slower=fail_slower)
+    comparisons = analysis.compare(sources, output)
+    found = document(comparisons, fail_slower=fail_slower, fail_removed=fail_removed)
     if name:
         with RunFolder.create(COMPARISON, output, name) as folder:
             found = written(folder.path, found)
-    show(found, options)
-    if found.exit_code:
-        raise SystemExit(int(found.exit_code))
+    raise SystemExit(show(found, options))
 
 
 def _pages() -> dict[str, Path]:

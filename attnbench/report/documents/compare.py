@@ -50,7 +50,9 @@ UNPAIRED = (
 )
 
 
-def document(found: Sequence[Comparison], *, fail_slower: bool = False) -> Document:
+def document(
+    found: Sequence[Comparison], *, fail_slower: bool = False, fail_removed: bool = False
+) -> Document:
     """Each run held against the first; the exit code is that of a finding only where asked for."""
     same = [one.same for one in found if one.same]
     slower = any(row.verdict == "slower" for of in same for row in of.rows)
@@ -58,7 +60,7 @@ def document(found: Sequence[Comparison], *, fail_slower: bool = False) -> Docum
     code = ExitCode.FINDING if slower else ExitCode.INCONCLUSIVE if moved else ExitCode.OK
     ends = [_conclusion(one) for one in found]
     order: tuple[Sign, ...] = ("bad", "open", "better", "good", "none")
-    sections = [list(_sections(one)) for one in found]
+    sections = [list(_sections(one, "bad" if fail_removed else "none")) for one in found]
     if len(found) > 1:
         sections = [[
             Section(f"{one.after.name}: {words}", [Text(_sources(one)), *parts])
@@ -66,7 +68,8 @@ def document(found: Sequence[Comparison], *, fail_slower: bool = False) -> Docum
         ]]  # fmt: skip
     return Document(
         kind="compare",
-        exit_code=code if fail_slower else ExitCode.OK,
+        exit_code=ExitCode.FINDING if fail_removed and any(map(_removed, found))
+        else code if fail_slower else ExitCode.OK,
         conclusion=Finding(
             sign=min((sign for sign, _ in ends), key=order.index),
             verdict="; ".join(words for _, words in ends), subject="the comparison",
@@ -92,6 +95,12 @@ def _conclusion(found: Comparison) -> tuple[Sign, str]:
     return "none", f"measured on different machines: {count or 'no'} {what}"
 
 
+def _removed(found: Comparison) -> list[str]:
+    """What the first has and the other has not: a test that was renamed passes no gate."""
+    gone = (cell for key, cell in found.before.cells.items() if key not in found.after.cells)
+    return [f"{cell.impl} {cell.label}".strip() for cell in gone]
+
+
 def _sources(found: Comparison) -> list[str]:
     return [f"before: {_title(found.before)}", f"after: {_title(found.after)}"]
 
@@ -108,9 +117,14 @@ def _machine(source: Source) -> str:
     return str(source.environment.get("device_name") or "an unnamed device")
 
 
-def _sections(found: Comparison) -> Iterator[Section]:
+def _sections(found: Comparison, gone: Sign) -> Iterator[Section]:
     if found.environment:
         yield Section("The environments differ", [Text(changes(found.environment))])
+    if removed := _removed(found):
+        yield Section(f"Only in {found.before.name}", [
+            Finding(sign=gone, verdict="removed", subject=name, test=("removed", name),
+                    reason="removed") for name in removed
+        ])  # fmt: skip
     if found.same:
         yield from _same(found, found.same)
     elif found.elsewhere:
