@@ -1,82 +1,163 @@
-"""What the charts of a report draw: which rows, in which panels, on which axes; the roofline."""
+"""What the charts of a report draw: which lines, in which figures, and how they are named."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
+from attnbench.analysis.crossovers import crossovers
 from attnbench.analysis.table import load, rope_cost
-from attnbench.report import roofline
-from attnbench.report.charts import CHARTS, pages, with_rate_interval, with_recurrent
+from attnbench.report import figures
+from attnbench.report.figures import Sketch
 from attnbench.report.looks import looks_of
+from attnbench.report.pages import sketches
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.store.runs import load_run
 from tests import synthetic
+from tests.test_report import CEILINGS
 
-MEASURED = {
-    "matmul_tflops": {"float32": 0.2, "bfloat16": 745.0}, "copy_gbps": 28.0, "read_gbps": 31.0,
-    "launch_us": 0.63, "cache_bytes": 2**25,
-}  # fmt: skip
-TIME = CHARTS.get("time")
-CPU = {"environment": synthetic.CPU | {"ceilings": MEASURED}}
-GPU = {"environment": synthetic.GPU | {"ceilings": MEASURED | {"read_gbps": 4290.0}}}
+CPU = {"environment": synthetic.CPU | {"ceilings": CEILINGS}}
 
 
-def cells(tmp_path: Path, records: list[Record], info: dict[str, Any] | None = None):
-    """The table of a run of these records."""
-    return with_rate_interval(load(load_run(synthetic.write_run(tmp_path, "run", records, info))))
+def drawn(tmp_path: Path, records: list[Record], info: Any = None) -> dict[str, Sketch]:
+    """The figures of a run of these records, by the names of their files."""
+    run = load_run(synthetic.write_run(tmp_path, "run", records, info))
+    environment = run.shared(run.environments)
+    found = sketches(load(run), rope_cost(run), environment, crossovers(run))
+    return {sketch.stem: sketch for sketch in found}
 
 
-def naive(workload: Any = "attention", **fields: Any) -> Record:
-    return synthetic.ok(Case(workload=workload, **fields), "naive")
+def ends(figure: Figure) -> dict[str, str]:
+    """The colours of the names at the ends of lines, which must not overlap."""
+    found = [text for ax in figure.axes for text in ax.texts if text.get_text()]
+    boxes = [text.get_window_extent() for text in found]
+    for i, box in enumerate(boxes):
+        assert box.x1 <= figure.bbox.x1, f"{found[i].get_text()} is cut"
+        for other in boxes[:i]:
+            shared = min(box.y1, other.y1) - max(box.y0, other.y0)
+            across = min(box.x1, other.x1) - max(box.x0, other.x0)
+            assert across <= 0 or shared < 0.25 * box.height
+    return {text.get_text(): to_hex(text.get_color()) for text in found}
 
 
-# Which rows share a figure and a panel.
+def several(count: int, lengths: tuple[int, ...] = (256, 512, 1024)) -> list[Record]:
+    names = ["naive", "sdpa", *(f"own-{i}" for i in range(count - 2))]
+    return [synthetic.ok(Case(seq_len=n), name) for n in lengths for name in names]
 
 
-@pytest.fixture(scope="module")
-def layers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]:
-    """Layers with two projections, recurrent networks of two widths, and attention."""
-    lengths = (128, 256, 512)
-    records = [
-        *(naive("layer", seq_len=n, width=256, projection=p)
-          for n in lengths for p in ("fused", "separate")),
-        *(synthetic.ok(Case(workload="recurrent", seq_len=n, width=w), "gru")
-          for n in lengths for w in (256, 512)),
-        *(naive(seq_len=n) for n in lengths),
+@pytest.mark.parametrize("width", [None, 3.3])
+def test_lines_are_named_at_their_ends_in_their_colour_and_no_name_meets_another(tmp_path, width):
+    found = drawn(tmp_path, several(8))
+    looks = looks_of(["naive", "sdpa", *(f"own-{i}" for i in range(6))])
+    for chart in ("time", "workspace"):
+        with figures.styled():
+            names = ends(found[f"{chart}-attention-cpu-float32-forward"].draw(figures.Size(width)))
+        assert {name: look.colour for name, look in looks.items()}.items() <= names.items()
+
+
+def test_of_many_lines_a_figure_has_ten_and_each_the_two_that_all_is_compared_with(tmp_path):
+    found = drawn(tmp_path, several(25))
+    lines = [of.alt[0].split(", ") for stem, of in found.items() if stem.startswith("time-")]
+    assert len(set().union(*lines)) == 25
+    assert all(len(own) <= 10 and {"naive", "sdpa"} <= set(own) for own in lines)
+
+
+def test_of_one_n_there_is_a_row_for_each_implementation_with_its_value(tmp_path):
+    found = drawn(tmp_path, several(20, (512,)))
+    with figures.styled():
+        (ax,) = found["time-attention-cpu-float32-forward"].draw(figures.OWN).axes
+    texts = [text.get_text() for text in ax.texts]
+    assert {"naive", "sdpa", *(f"own-{i}" for i in range(18))} <= set(texts)
+    assert sum(bool(re.search(r"\d [µm]?s$", text)) for text in texts) == 20
+    assert [int(np.asarray(line.get_ydata())[0]) for line in ax.lines] == list(range(20))
+
+
+def test_a_line_of_decoding_is_an_implementation_with_a_cache(tmp_path):
+    cases = [
+        Case(workload="decode", seq_len=n, new_tokens=2, cache=cache)
+        for n in (128, 256, 512) for cache in ("none", "static")
     ]  # fmt: skip
-    run = load_run(synthetic.write_run(tmp_path_factory.mktemp("runs"), "layers", records))
-    return {"cells": with_rate_interval(load(run)), "costs": rope_cost(run)}
+    records = [synthetic.ok(case, name) for case in cases for name in ("naive", "sdpa")]
+    found = drawn(tmp_path, records)["decode-decode-cpu-float32-forward"]
+    with figures.styled():
+        names = ends(found.draw(figures.OWN))
+    colours = {f"{impl} {cache}": looks_of([impl])[impl].colour
+               for impl in ("naive", "sdpa") for cache in ("none", "static")}  # fmt: skip
+    assert colours.items() <= names.items()
 
 
-def test_a_recurrent_network_stands_beside_each_layer_of_its_width(layers):
-    found = {page.slug: page for page in CHARTS.get("time").pages(layers)}
-    layer = found["layer-cpu-float32-forward"]
-    assert [set(panel.rows["impl"]) for panel in layer.panels] == [{"naive", "gru"}] * 2
-    assert set(found["recurrent-cpu-float32-forward"].rows["width"]) == {512}
-    alone = layers["cells"][layers["cells"]["workload"] != "layer"]
-    assert with_recurrent(alone).equals(alone)
+def test_a_line_that_fails_from_some_n_on_says_so_at_its_end(tmp_path):
+    records = [
+        *several(2),
+        *(synthetic.failed(Case(seq_len=n), "naive", "oom", "too large") for n in (2048, 4096)),
+        *(synthetic.ok(Case(seq_len=n), "sdpa") for n in (2048, 4096)),
+        synthetic.failed(Case(seq_len=512), "flex", "unsupported", "no"),
+    ]
+    found = drawn(tmp_path, records)["time-attention-cpu-float32-forward"]
+    with figures.styled():
+        assert "naive: oom from 2k" in ends(found.draw(figures.OWN))
+    assert "without a result: flex (unsupported)" in found.caption
 
 
-# The roofline.
+def test_methods_are_drawn_at_the_largest_n_that_most_of_them_share(tmp_path):
+    near = [
+        synthetic.ok(Case(seq_len=n), f"near:{w}", approx_error=1.5, approx_error_local=0.02)
+        for n in (256, 512) for w in (32, 64)
+    ]  # fmt: skip
+    found = drawn(tmp_path, [*several(2), *near])["tradeoff-1"]
+    assert found.caption.endswith("n=512")
+    assert {text.split()[0] for text in found.alt} == {"near:32", "near:64"}
 
 
-@pytest.mark.parametrize(("name", "info", "roofs"), [("quick", CPU, 1), ("gpu", GPU, 2)])
-def test_every_ok_cell_is_one_marker_inside_the_axes(tmp_path, name, info, roofs):
-    frame = cells(tmp_path, synthetic.RUNS[name](), info)
-    page = pages(frame[frame["tflops"].notna()], TIME)[0]
-    figure = roofline.draw(looks_of(frame["impl"].unique()), page)
-    for panel, ax in zip(page.panels, figure.axes, strict=True):
-        found = sorted(
-            tuple(point) for marks in ax.collections for point in np.array(marks.get_offsets())
-        )
-        known = panel.rows[["arithmetic_intensity", "tflops"]].itertuples(index=False)
-        assert found == sorted(map(tuple, known))
-        (x_low, x_high), (y_low, y_high) = ax.get_xlim(), ax.get_ylim()
-        assert all(x_low < x < x_high and y_low < y < y_high for x, y in found)
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert set(page.rows["impl"]) <= set(names)
-    assert sum("GB/s" in text or "TB/s" in text for text in names) == roofs
+def test_no_point_lies_above_the_roof(tmp_path):
+    for stem, sketch in drawn(tmp_path, synthetic.RUNS["quick"](), CPU).items():
+        if stem.startswith("roofline-"):
+            for ax in sketch.draw(figures.OWN).axes:
+                roof, *rest = [np.asarray(line.get_ydata(), float) for line in ax.lines]
+                points = np.concatenate(rest)
+                assert max(points) <= max(roof) * (1 + 1e-9)
+
+
+@pytest.fixture
+def run(tmp_path):
+    records = [
+        synthetic.ok(Case(seq_len=n), impl)
+        for n in (256, 512, 1024) for impl in ("naive", "sdpa", "own$x$")
+    ]  # fmt: skip
+    return synthetic.write_run(tmp_path, "r", records)
+
+
+def test_figures_have_their_width_and_real_text_and_their_paths_are_printed(cli, run):
+    asked = ("report", run, "--figure", "time,speedup", "--format", "svg", "--width", "4")
+    paths = cli(*asked).stdout.split()
+    assert [path.rpartition("/")[2].split("-")[0] for path in paths] == ["time", "speedup"]
+    svg = (run / "figures" / "time-attention-cpu-float32-forward.svg").read_text()
+    assert re.search(r'width="288(\.0)?pt"', svg)
+    assert all(f">{name}</text>" in svg for name in ("Time per call", "naive", "own$x$"))
+    chosen = (*asked, "--no-title", "--impls", "naive,sdpa")
+    assert cli(*chosen).exit_code == 0
+    svg = (run / "figures" / "time-attention-cpu-float32-forward.svg").read_text()
+    assert ">Time per call<" not in svg
+    assert "own" not in svg
+    (path,) = cli("report", run, "--figure", "workspace").stdout.split()
+    pdf = (run / "figures" / path.rpartition("/")[2]).read_bytes()
+    assert b"/Type0" in pdf, "text, not outlines"
+
+
+@pytest.mark.parametrize(("asked", "said"), [
+    (("--figure", "speed"), "did you mean 'speedup'?"),
+    (("--figure", "decode"), "there are: time, speedup, tflops, workspace"),
+    (("--figure", "time", "--impls", "sdpaa"), "did you mean 'sdpa'?"),
+    (("--figure", "time", "--width", "1"), "1.5<=x<=20"),
+    (("--width", "4"), "are for --figure"),
+])  # fmt: skip
+def test_what_cannot_be_drawn_is_one_line_and_nothing_is_written(
+    cli, assert_refused, run, asked, said
+):
+    assert_refused(cli("report", run, *asked), said)
+    assert not (run / "figures").exists()

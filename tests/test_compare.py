@@ -15,7 +15,9 @@ from msgspec import structs
 from attnbench.analysis import compare as analysis
 from attnbench.analysis.compare.same import earlier
 from attnbench.analysis.compare.sources import read
-from attnbench.errors import StoreError, UsageError
+from attnbench.errors import ExitCode, StoreError, UsageError
+from attnbench.report.documents.compare import document
+from attnbench.report.render import rendered
 from attnbench.schema.case import Case
 from tests.synthetic import CPU, timed, write_run
 
@@ -168,9 +170,40 @@ def test_files_of_pytest_benchmark_are_compared_by_test_with_those_beside_as_his
         read(str(tmp_path / "notes.json"), tmp_path)
 
 
+@pytest.mark.parametrize(("earlier", "factor", "code"), [
+    (5, 1.5, ExitCode.INCONCLUSIVE), (5, 1.0, ExitCode.OK), (2, 1.5, ExitCode.OK),
+    (5, 0.6, ExitCode.OK),
+])  # fmt: skip
+def test_a_shift_of_all_cells_that_earlier_runs_never_had_heads_the_comparison(
+    tmp_path, earlier, factor, code
+):
+    for n in range(earlier):
+        benchmarks(tmp_path / f"{n}.json", n, {})
+    slow = [
+        benchmarks(tmp_path / f"slow{n}.json", 20 + n, dict.fromkeys(range(12), factor))
+        for n in (1, 2)
+    ]  # the second must not become the yardstick
+    base = benchmarks(tmp_path / "base.json", 9, {})
+    made = document(compare([base, slow[0]], tmp_path), fail_slower=True)
+    assert made.exit_code == code
+    titles = [section.title for section in made.sections]
+    assert (titles[0] == "All cells moved together") == (earlier > 2 and factor != 1.0)
+
+
+def test_a_test_that_only_the_base_has_is_named_and_fails_where_asked_for(tmp_path):
+    base, new = (benchmarks(tmp_path / f"{n}.json", n, {}) for n in (1, 2))
+    data = json.loads(Path(new).read_text())
+    Path(new).write_text(json.dumps(data | {"benchmarks": data["benchmarks"][1:]}))
+    found = compare([base, new], tmp_path)
+    assert "Only in 1.json\n– test_x.py::test[0]: removed" in rendered(document(found))
+    assert document(found).exit_code == ExitCode.OK
+    assert document(found, fail_removed=True).exit_code == ExitCode.FINDING
+    assert 'classname="removed"' in rendered(document(found, fail_removed=True), "junit")
+
+
 def test_what_shares_no_cell_is_an_error(runs, tmp_path):
     file = benchmarks(tmp_path / "b.json", 1, {})
-    with pytest.raises(UsageError, match="share no cell"):
+    with pytest.raises(UsageError, match=r"of different machines, .* and share no case"):
         compare(["before", file], runs)
     with pytest.raises(UsageError, match="two or more"):
         compare(["before"], runs)

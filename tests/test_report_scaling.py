@@ -1,13 +1,11 @@
 """The section "How cost grows" of a report."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 
 from attnbench.analysis.scaling.results import Scaling, Uncertain
-from attnbench.report import models
+from attnbench.report import figures, models
 from attnbench.report.documents.verify import laws
 from attnbench.report.looks import looks_of
 from attnbench.report.pages import draw_growth
@@ -16,32 +14,17 @@ from tests import fits, synthetic, test_report
 from tests.test_report import Page
 
 
-@pytest.fixture
-def unwritten(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Figure]]:
-    """The figures that would be written, by their stems; writing costs most of the time."""
-    found: list[tuple[str, Figure]] = []
-
-    def write(figure: Figure, stem: str, folder: Path) -> Path:
-        found.append((stem, figure))
-        return test_report.unwritten(figure, stem, folder)
-
-    monkeypatch.setattr("attnbench.report.figures.write", write)
-    return found
+@pytest.fixture(autouse=True)
+def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No figure is written, which costs most of the time."""
+    monkeypatch.setattr(figures, "write", test_report.unwritten)
 
 
-def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Scaling, **info: Any) -> Path:
-    """A report of a small run whose scaling is `found`; charts against n are left out."""
-    monkeypatch.setattr("attnbench.report.documents.sweep.scaling", lambda _: found)
-    monkeypatch.setattr("attnbench.report.pages.draw_charts", lambda *_: [])
-    sizes = info.pop("sizes", (128, 256, 512))
-    records = [synthetic.ok(Case(seq_len=n), impl) for n in sizes for impl in ("naive", "sdpa")]
-    return synthetic.write_report(synthetic.write_run(tmp_path, "grown", records))
-
-
-@pytest.mark.usefixtures("unwritten")
 def test_a_long_table_of_verdicts_says_what_it_leaves_out(tmp_path, monkeypatch):
     monkeypatch.setattr("attnbench.report.documents.verify.MOST", 3)
-    page = report(tmp_path, monkeypatch, fits.full())
+    monkeypatch.setattr("attnbench.report.documents.sweep.scaling", lambda _: fits.full())
+    records = [synthetic.ok(Case(seq_len=n), "naive") for n in (128, 256, 512)]
+    page = synthetic.write_report(synthetic.write_run(tmp_path, "grown", records))
     for text in (Page(page).text, (page.parent / "report.md").read_text()):
         assert "5 series are not shown here" in text
         assert "4 series of FLOPs and workspace are as predicted" in text
@@ -69,43 +52,31 @@ _ODD_MODELS: dict[str, dict[str, Any]] = {
     "no finding": {"finding": None},
     "no interval": {"shares": dict.fromkeys(fits.TERMS, UNKNOWN)},
 }
-_ODD_COUNTS: dict[str, dict[str, Any]] = {
-    LONG: {},
-    "nothing counted": {"measured": (None,) * 7},
-    "far off": {"measured": tuple(float(n) for n in fits.SIZES)},
-    "nothing allocated": {
-        "quantity": "workspace", "measured": (0.0,) * 7, "predicted": (0.0,) * 7
-    },
-}  # fmt: skip
 ODD: dict[str, tuple[Scaling, int]] = {  # with how many figures are drawn of them
     "exponents": (
-        Scaling(exponents=tuple(fits.exponent_fit(n, **v) for n, v in _ODD_EXPONENTS.items())), 3
+        Scaling(exponents=tuple(fits.exponent_fit(n, **v) for n, v in _ODD_EXPONENTS.items())), 2
     ),
     "no exponent": (
         Scaling(exponents=(fits.exponent_fit(exponent=None, top=None, intercept=None),)), 1
     ),
     "models": (Scaling(models=tuple(fits.model_fit(n, **v) for n, v in _ODD_MODELS.items())), 1),
-    "counts": (Scaling(exact=tuple(fits.exact_fit(n, **v) for n, v in _ODD_COUNTS.items())), 1),
-    "nothing counted": (Scaling(exact=(fits.exact_fit(measured=(None,) * 7),)), 0),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_findings_are_drawn_without_a_complaint(
-    tmp_path, unwritten, recwarn, monkeypatch, name
-):
+def test_odd_findings_are_drawn_without_a_complaint(tmp_path, recwarn, monkeypatch, name):
     monkeypatch.setattr("attnbench.report.growth.PAGES", (6, 9))
     found, count = ODD[name]
     plots = draw_growth(found, tmp_path)
-    assert len(plots) == len(unwritten) == count
+    assert len(plots) == count
     assert all(plot.alt for plot in plots)
     assert [str(w.message) for w in recwarn] == []
     assert list(laws(found))
 
 
-def test_shares_are_stacked_to_one_and_named_with_their_intervals(tmp_path, unwritten):
-    models.draw_all([fits.model_fit()], looks_of(["naive"]), tmp_path)
-    lower = unwritten[0][1].axes[1]
+def test_shares_are_stacked_to_one_and_named_with_their_intervals():
+    (sketch,) = models.sketches([fits.model_fit()], looks_of(["naive"]))
+    lower: Any = sketch.draw(figures.OWN).axes[0]
     tops = [max(path.vertices[:, 1]) for area in lower.collections for path in area.get_paths()]
     assert max(tops) == pytest.approx(1.0)
     found = " ".join(text.get_text() for text in lower.get_legend().get_texts())

@@ -14,7 +14,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, pairwise
+
+from scipy import special
 
 from attnbench.analysis import times
 from attnbench.base.stats import median
@@ -139,6 +141,7 @@ def taken_apart(runs: Sequence[Times]) -> tuple[dict[Key, CellTime], list[Shift]
 # Where a machine has no history: that of a virtual machine of two cores beside other work
 # (results/selftest-compare).
 UNKNOWN_SPREAD = 0.05
+FEWEST_SHIFTS = 3
 _PRIOR = 4  # how many runs the typical cell counts for beside a cell's own
 
 
@@ -148,13 +151,20 @@ class Spread:
 
     `typical` is the standard deviation of ln(time in one / time in the other) of the typical cell
     of the typical pair, `factors` how many times that of its pair a cell's own is. `runs` is how
-    many runs it rests on, 0 for the default; `shifts` are those of their pairs, in ascending order.
+    many runs it rests on, 0 for the default; `shifts` are those from each to the next of its code.
     """
 
     typical: float = UNKNOWN_SPREAD
     factors: Mapping[Key, float] = field(default_factory=dict)
     runs: int = 0
     shifts: Sequence[float] = ()
+
+    @property
+    def shift_bound(self) -> float | None:
+        """What 99 % of such shifts stay below, by Student's t; unknown of fewer than three."""
+        if len(self.shifts) < FEWEST_SHIFTS:
+            return None
+        return float(special.stdtrit(len(self.shifts), 0.995)) * scale(self.shifts)
 
     def factor(self, key: Key) -> float:
         """That of one cell; 1 where it has no history."""
@@ -171,17 +181,19 @@ def spread(series: Iterable[Sequence[Times]]) -> Spread:
     """
     found: dict[Key, list[float]] = defaultdict(list)
     freedom: Counter[Key] = Counter()
-    typical, shifts, count = [], [], 0
+    typical: list[float] = []
+    shifts: list[float] = []
+    count = 0
     for runs in series:
         count += len(runs)
         freedom.update(key for run in runs for key in run)
         freedom.subtract({key for run in runs for key in run})  # the level of each
+        shifts += [common_shift(after, before).run for before, after in pairwise(runs)]
         for before, after in combinations(runs, 2):
             shift = common_shift(after, before)
             left = residuals(after, before, shift)
             if here := scale(left.values()):
                 typical.append(here)
-                shifts.append(shift.run)
                 for key, value in left.items():
                     found[key].append(value / here)
     if not found:
@@ -190,7 +202,7 @@ def spread(series: Iterable[Sequence[Times]]) -> Spread:
         key: math.sqrt((_PRIOR + freedom[key] * scale(values) ** 2) / (_PRIOR + freedom[key]))
         for key, values in found.items()
     }
-    return Spread(typical=median(typical), factors=factors, runs=count, shifts=sorted(shifts))
+    return Spread(typical=median(typical), factors=factors, runs=count, shifts=shifts)
 
 
 def scale(values: Collection[float]) -> float:

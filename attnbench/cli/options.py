@@ -190,7 +190,7 @@ _TABLE: dict[str, dict[str, list[Any]]] = tomllib.loads(
 )
 _KINDS = {kind: _Parsed(kind, read) for kind, read in READ.items()} | {
     "path": PATH, "positive": POSITIVE, "device": DEVICE, "share": SHARE, "duration": DURATION,
-    "shard": SHARD, "run": RUN,
+    "shard": SHARD, "run": RUN, "inches": click.FloatRange(1.5, 20.0),
 }  # fmt: skip
 SIZES, NAMES = _KINDS["sizes"], _KINDS["names"]
 

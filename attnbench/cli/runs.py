@@ -52,33 +52,30 @@ def list_(names: tuple[str, ...], files: tuple[str, ...], device: str, **options
 
 @click.command()
 @run_argument
-@baseline_option
-def report(run: str, output: Path, baseline: str | None) -> None:
+@command_options("report", baseline=baseline_option)
+def report(run: str, output: Path, baseline: str | None, names: list[str], **paper: Any) -> None:
     """Draw the page, the plots and the Markdown of a run.
 
     RUN is a folder, a name, `latest` or `previous`. Written into it are report.html, report.md and
-    the plots as PNG and SVG; for a gate run gate.html, decided again from the raw data.
+    the plots as PNG; for a gate run gate.html, decided again from the raw data. With --figure only
+    these figures, as files in figures/, whose paths are printed.
     """
-    from attnbench.store.folder import GATE, SWEEP, RunFolder
+    from attnbench.report.documents import stored
 
-    found = RunFolder.find(run, output, SWEEP, GATE)
-    path = found.path
-    if found.kind is SWEEP:
-        from attnbench.report.documents import sweep
-        from attnbench.store.runs import load_run
+    if names:
+        from attnbench.report.pages import draw_for_paper
 
-        written(path, sweep.document(load_run(path), baseline))
-        click.echo(path / "report.html")
+        for path in draw_for_paper(
+            found_run(run, output), names, baseline=baseline, impls=paper["impls"] or (),
+            kind=paper["kind"] or "pdf", width=paper["width"] or 3.3, titled=not paper["untitled"],
+        ):  # fmt: skip
+            click.echo(path)
         return
-    if baseline:
-        raise UsageError(f"{path} is a gate run, which has a base of its own; drop --baseline")
-    from attnbench.gate.decide.stored import load_gate
-    from attnbench.gate.decide.verdict import decide
-    from attnbench.report.documents import gate
-
-    loaded = load_gate(found.file)
-    written(path, gate.document(loaded, decide(loaded)), ["html"])
-    click.echo(path / "gate.html")
+    if any(paper.values()):
+        raise UsageError("--format, --width, --impls and --no-title are for --figure NAME")
+    path, document = stored(run, output, baseline)
+    formats = ["html"] if document.kind == "gate" else ["markdown", "html"]
+    click.echo(written(path, document, formats).commands[0][1])
 
 
 @click.command()
@@ -173,7 +170,12 @@ def history(
 @click.argument("sources", type=RUN, nargs=-1, metavar="A B [C]...")
 @command_options("compare")
 def compare(
-    sources: tuple[str, ...], fail_slower: bool, name: str | None, output: Path, **options: Any
+    sources: tuple[str, ...],
+    name: str | None,
+    output: Path,
+    fail_slower: bool,
+    fail_removed: bool,
+    **options: Any,
 ) -> None:
     """Compare runs that were measured at different times.
 
@@ -181,19 +183,19 @@ def compare(
     --benchmark-json; all others are held against A. On one machine each cell is slower, faster, or
     not seen to have changed, beyond what its runs of equal code differ by; across machines the
     order of implementations, their speed over naive and their growth are compared, never times.
-    Exits 0 whatever is found, unless with --fail-slower.
+    What only A has is named. Exits 0 whatever is found, unless with --fail-slower or
+    --fail-removed.
     """
     from attnbench.analysis import compare as analysis
     from attnbench.report.documents.compare import document
     from attnbench.store.folder import COMPARISON, RunFolder
 
-    found = document(analysis.compare(sources, output), fail_slower=fail_slower)
+    comparisons = analysis.compare(sources, output)
+    found = document(comparisons, fail_slower=fail_slower, fail_removed=fail_removed)
     if name:
         with RunFolder.create(COMPARISON, output, name) as folder:
             found = written(folder.path, found)
-    show(found, options)
-    if found.exit_code:
-        raise SystemExit(int(found.exit_code))
+    raise SystemExit(show(found, options))
 
 
 def _pages() -> dict[str, Path]:

@@ -32,17 +32,9 @@ class _Report(ModuleType):
             StoreError: there is no such run, or its records are damaged.
             UnknownNameError: the run has no implementation called `baseline`.
         """
-        from attnbench.gate.decide.stored import load_gate
-        from attnbench.gate.decide.verdict import decide
-        from attnbench.report.documents import gate, sweep
-        from attnbench.store.folder import GATE, SWEEP, RunFolder
-        from attnbench.store.runs import load_run
+        from attnbench.report.documents import stored
 
-        found = RunFolder.find(str(run), Path(output), SWEEP, GATE)
-        if found.kind is SWEEP:
-            return sweep.document(load_run(found.path), baseline)
-        loaded = load_gate(found.file)
-        return gate.document(loaded, decide(loaded))
+        return stored(str(run), Path(output), baseline)[1]
 
 
 # Where matplotlib cannot write to a home it says so on stderr, and keeps its caches elsewhere.

@@ -1,22 +1,22 @@
-"""Axes that a person can read: round ticks, guide lines, marks of failures."""
+"""Axes that a person can read: round ticks, guide lines, and names at the ends of lines."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
-from matplotlib.transforms import ScaledTranslation
 
 from attnbench.base import units
-from attnbench.report.figures import QUIET, short
-from attnbench.report.looks import Look
+from attnbench.report.figures import INK, QUIET, SMALL, short
 
 Text = Callable[[float], str]
 MOST_TICKS = 9
-STRIP_ROWS, STRIP_POINTS = 4, 9.7  # rows of failures above a panel, and the height of one
+LINE = 1.22  # of a name at the end of a line: its height, by the size of its letters
 DASHED: dict[str, Any] = {"color": QUIET, "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1.5}
 # Steps of ticks by the base of an axis, the first that gives three ticks or more is taken.
 _STEPS: dict[int, tuple[tuple[float, ...], ...]] = {
@@ -25,18 +25,24 @@ _STEPS: dict[int, tuple[tuple[float, ...], ...]] = {
 }
 
 
-def length_axis(ax: Axes, lengths: Sequence[int], room: float = 0.0) -> None:
-    """Make x logarithmic in base 2, with ticks at measured lengths: 128, 256, 512, 1k, 2k.
+class End(NamedTuple):
+    """Where a line ends, in data, and the name that is written beside it."""
 
-    `room` is left at both ends, in octaves, beside a small margin.
-    """
+    x: float
+    y: float
+    name: str
+    colour: str = INK
+
+
+def length_axis(ax: Axes, lengths: Sequence[int]) -> None:
+    """Make x logarithmic in base 2, with ticks at measured lengths: 128, 256, 512, 1k, 2k."""
     shown = sorted(set(lengths))
-    step = math.ceil(len(shown) / MOST_TICKS)
+    step = math.ceil(len(shown) / _most_ticks(ax, MOST_TICKS))
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_locator(FixedLocator(shown[::-1][::step]))
     ax.xaxis.set_major_formatter(lambda n, _: units.length(n))
     ax.xaxis.set_minor_locator(NullLocator())
-    margin = (max(shown) / min(shown)) ** 0.04 * 2**room if len(shown) > 1 else 1.5
+    margin = (max(shown) / min(shown)) ** 0.04 if len(shown) > 1 else 1.5
     ax.set_xlim(min(shown) / margin, max(shown) * margin)
 
 
@@ -46,9 +52,14 @@ def log_axis(ax: Axes, which: str, limits: tuple[float, float], base: int, text:
     ax.set(**{f"{which}scale": "log", f"{which}lim": limits})
     found = round_ticks(*limits, base)
     # Texts side by side need more room than texts one above the other.
-    axis.set_major_locator(FixedLocator(found[:: 1 if which == "y" else math.ceil(len(found) / 5)]))
+    step = 1 if which == "y" else math.ceil(len(found) / _most_ticks(ax, 5))
+    axis.set_major_locator(FixedLocator(found[::step]))
     axis.set_major_formatter(lambda value, _: text(value))
     axis.set_minor_locator(NullLocator())
+
+
+def _most_ticks(ax: Axes, most: int) -> int:
+    return max(2, min(most, int(ax.bbox.width / ax.figure.dpi / 0.38)))
 
 
 def round_ticks(low: float, high: float, base: int) -> list[float]:
@@ -97,18 +108,13 @@ def round_added(value: float) -> str:
     return f"{added:+g} %".replace("-", "−") if added else "0 %"
 
 
-def guide(ax: Axes, anchor: tuple[float, float], power: int) -> None:
-    """Draw n^`power` through `anchor` (n, value) inside the axes, and name it."""
-    (x_low, x_high), (_, y_high) = ax.get_xlim(), ax.get_ylim()
+def guide(ax: Axes, anchor: tuple[float, float], power: int) -> End:
+    """Draw n^`power` through `anchor` (n, value); return where its name belongs."""
     n0, y0 = anchor
-    ax.plot([x_low, x_high], [y0 * (x / n0) ** power for x in (x_low, x_high)], **DASHED)
-    # The name stands below the line, where that is inside the axes, towards the right. Steeper
-    # guides are named further left: where they all meet, the names do not.
-    n = min(x_high, n0 * (y_high / y0) ** (1 / power)) / (x_high / x_low) ** (0.12 * power)
-    ax.annotate(
-        {1: "∝ n", 2: "∝ n²"}.get(power, f"∝ n^{power}"), (n, y0 * (n / n0) ** power),
-        xytext=(3, -3), textcoords="offset points", color=QUIET, fontsize=7.5, va="top",
-    )  # fmt: skip
+    xs = ax.get_xlim()
+    ys = [y0 * (x / n0) ** power for x in xs]
+    ax.plot(xs, ys, **DASHED)
+    return End(xs[1], ys[1], {1: "∝ n", 2: "∝ n²"}.get(power, f"∝ n^{power}"), QUIET)
 
 
 def across(ax: Axes, value: float, name: str, above: float = 2) -> None:
@@ -116,37 +122,42 @@ def across(ax: Axes, value: float, name: str, above: float = 2) -> None:
     ax.axhline(value, **DASHED)
     ax.annotate(
         name, (0.01, value), xycoords=("axes fraction", "data"), xytext=(0, above),
-        textcoords="offset points", color=QUIET, fontsize=7.5,
+        textcoords="offset points", color=QUIET, fontsize=SMALL,
     )  # fmt: skip
 
 
-def beside(ax: Axes, y: float, text: str, offset: float, **style: Any) -> None:
-    """Write right of the axes, `offset` points from them, at the height `y` of a row."""
-    ax.annotate(
-        text, (1, y), xycoords=("axes fraction", "data"), xytext=(offset, 0),
-        textcoords="offset points", fontsize=7.9, va="center", **style,
-    )  # fmt: skip
+def label_ends(ax: Axes, ends: Sequence[End]) -> None:
+    """Name lines right of the axes, each in its colour, moved apart where they would overlap.
 
-
-def mark_failed(
-    ax: Axes, failed: Sequence[tuple[str, str, Sequence[float]]], looks: Mapping[str, Look]
-) -> float:
-    """Put a row of × above the axes for each line that failed somewhere: its name, status and xs.
-
-    Returns how many points above the axes are taken.
+    Scales, limits and place of the axes must be final.
     """
-    shown = failed[:STRIP_ROWS]
-    for row, (name, status, xs) in enumerate(shown, start=1):
-        height, colour = STRIP_POINTS * row, looks[name].colour
-        above = ScaledTranslation(0, height / 72, ax.figure.dpi_scale_trans)
-        ax.plot(
-            xs, [1.0] * len(xs), transform=ax.get_xaxis_transform() + above, color=colour,
-            marker="x", markersize=4.5, linestyle="none", markeredgewidth=1.3, clip_on=False,
+    if not ends:
+        return
+    figure, box, point = ax.figure, ax.bbox, ax.figure.dpi / 72
+    at = ax.transData.transform([(end.x, end.y) for end in ends])
+    heights = spread(at[:, 1].tolist(), LINE * SMALL * point, box.y0, box.y1)
+    to_figure = figure.transFigure.inverted().transform
+    for end, (x, y), height in zip(ends, at, heights, strict=True):
+        left, bottom = to_figure((box.x1 + 9 * point, height))
+        ax.text(
+            left, bottom, short(end.name), transform=figure.transFigure, color=end.colour,
+            fontsize=SMALL, va="center_baseline",
         )  # fmt: skip
-        last = len(failed) - len(shown) if row == len(shown) else 0
-        more = f", and {last} more" if last else ""
-        ax.annotate(
-            f"{short(name)}: {status}{more}", (1.02, 1), xycoords="axes fraction",
-            xytext=(0, height), textcoords="offset points", color=colour, fontsize=7, va="center",
-        )  # fmt: skip
-    return STRIP_POINTS * len(shown)
+        if abs(height - y) > 2 * point or x < box.x1 - 20 * point:
+            first, last = to_figure([(x + 4 * point, y), (box.x1 + 7 * point, height)])
+            leader = Line2D(*zip(first, last, strict=True), transform=figure.transFigure)
+            leader.set(color=end.colour, linewidth=0.5, alpha=0.6)
+            figure.add_artist(leader)
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Heights near the wanted ones, in their order, at least `gap` apart, from `low` on."""
+    order = np.argsort(wanted, kind="stable").tolist()
+    groups: list[list[float]] = []  # of heights less their rank's gap, whose mean is taken
+    for rank, index in enumerate(order):
+        groups.append([wanted[index] - gap * rank])
+        while len(groups) > 1 and np.mean(groups[-2]) > np.mean(groups[-1]):
+            groups[-2:] = [groups[-2] + groups[-1]]
+    level = [float(np.mean(group)) for group in groups for _ in group]
+    level = np.clip(level, low, max(low, high - gap * (len(order) - 1))).tolist()
+    return [level[rank] + gap * rank for rank in map(order.index, range(len(order)))]

@@ -1,41 +1,43 @@
-"""The charts of a report, the rows of `charts.toml`: what is drawn against n, how to read it.
+"""The charts of a report, the rows of `charts.toml`: what is drawn, in which figures and panels.
 
-A page is one figure of a chart: the rows that share workload, device, dtype and pass, in panels.
+A page is one figure of a chart: rows that share workload, device, dtype and pass.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import groupby, islice
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 
-from attnbench.analysis.axes import AXES, fixed, heading, label, overhead_size, slices, varying
+from attnbench.analysis.axes import fixed, heading, label, overhead_size, slices, varying
 from attnbench.analysis.highlights import SLICE
 from attnbench.analysis.ratios import PREFERRED
+from attnbench.base.parameters import base_name
 from attnbench.base.registry import Registry
-from attnbench.report import axes, figures
+from attnbench.report import axes
+from attnbench.report.figures import slug_of
 
 Scale = Literal["log10", "log2", "linear"]
 Tables = Mapping[str, pd.DataFrame]
 
 PANELS_A_PAGE = 6
-MOST_LINES = 9  # in a panel, where there are several families to tell apart
+MOST_LINES = 10  # in a panel
 MOST_PAGES = 4  # of a chart and a workload; more make a page of tens of megabytes
+LEAST_DOTS = 3  # rows that are worth a panel beside those along n
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """One quantity against n. `value`, `low`, `high` and `predicted` are columns.
+    """One quantity. `value`, `low`, `high` and `predicted` are columns.
 
-    `axis` names it; `{unit}` in it stands for that of a rate. `source` says which
-    table the rows come from: `cells` or `costs` (of RoPE). `lines` is the column that tells lines
-    apart, `guides` the powers of n to hold slopes against, `reference` a value that is drawn as a
-    line across, and the column that has its name.
+    `axis` names it; `{unit}` in it stands for that of a rate. `source` says which table the rows
+    come from: `cells` or `costs` (of RoPE). `guides` are the powers of n to hold slopes against,
+    `reference` a value that is drawn as a line across, and the column that has its name.
     """
 
     title: str
@@ -49,70 +51,37 @@ class Chart:
     predicted: str | None = None
     source: Literal["cells", "costs"] = "cells"
     workloads: tuple[str, ...] = ("attention", "layer", "recurrent")
-    lines: Literal["impl", "cache", "projection"] = "impl"
-    several: bool = False  # panels only where there is more than one line to tell apart
-    beside: bool = False  # recurrent networks stand in the panels of layers of their width
+    along_n: bool = True
     crossings: bool = False  # mark where the lead changes
     guides: tuple[int, ...] = ()
-    dodge: bool = False  # move lines apart sideways, where intervals would cover each other
     reference: tuple[float, str] | None = None
-    rate: bool = False  # the unit of `axis` is that of the upper end, a rate
-    peak: bool = False  # draw the datasheet's peak, where it is known and near
+    rate: bool = False  # the unit of `axis` is that of the upper end, and more is better
 
     def rows(self, tables: Tables) -> pd.DataFrame:
         """The rows this chart is about, the failed ones included."""
-        table = tables[self.source]
-        rows = table[table["workload"].isin(self.workloads)]
+        rows = tables[self.source]
+        rows = rows[rows["workload"].isin(self.workloads)]
         if self.reference and self.reference[1]:
             rows = rows[rows["impl"] != rows[self.reference[1]]]
-        if self.several and rows[rows[self.value].notna()][self.lines].nunique() < 2:
-            return rows.iloc[:0]
-        return with_recurrent(rows) if self.beside else rows
-
-    def pages(self, tables: Tables) -> list[ChartPage]:
-        """The figures to draw: those in which anything has a value."""
-        found = pages(self.rows(tables), self)
-        return [page for page in found if page.rows[self.value].notna().any()]
+        return rows
 
 
-CHARTS: Registry[Chart] = Registry("chart")
+CHARTS: Registry[Chart] = Registry("figure", "--figure")
 _ROWS: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 _SHARED = _ROWS.pop("shared")
 for _name, _row in _ROWS.items():
     _fields = _SHARED.get(_row.pop("shared", ""), {}) | _row
     _fields = {k: tuple(v) if isinstance(v, list) else v for k, v in _fields.items()}
     CHARTS.add(_name, Chart(**_fields | {"text": getattr(axes, _fields["text"])}))
-ROOFLINE = CHARTS.get("roofline")
-CHARTS.remove("roofline")  # it is not against n, and drawn by roofline.py
 
 
-def with_rate_interval(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add `tflops_low` and `tflops_high`: the rate at the ends of the time's interval."""
-    work = frame["tflops"] * frame["time_us"]
-    return frame.assign(
-        tflops_low=work / frame["time_us_high"], tflops_high=work / frame["time_us_low"]
-    )
+def with_variants(frame: pd.DataFrame) -> pd.DataFrame:
+    """Add `variant`: the cache or projection that an implementation was measured with.
 
-
-def with_recurrent(rows: pd.DataFrame) -> pd.DataFrame:
-    """Repeat the rows of recurrent networks in every slice of layers of the same width.
-
-    They take on the axes that only layers have (heads, mask, projection …), so that they share a
-    panel. Those without such layers stay what they are.
+    Else its parameters, or ''.
     """
-    layers, recurrent = (
-        found.assign(_width=found["width"].fillna(found["heads"] * found["head_dim"]))
-        for found in (rows[rows["workload"] == name] for name in ("layer", "recurrent"))
-    )
-    if layers.empty or recurrent.empty:
-        return rows
-    alike = ["device", "dtype", "pass", "batch", "threads", "_width"]
-    own = [name for name in AXES if name not in ("seq_len", "kv_len")]
-    panels = layers[[*own, "_width"]].drop_duplicates()
-    beside = recurrent.drop(columns=[name for name in own if name not in alike])
-    copies = beside.reset_index().merge(panels, on=alike)
-    kept = rows[~rows.index.isin(copies["index"])]
-    return pd.concat([kept, copies[rows.columns].astype(rows.dtypes.to_dict())], ignore_index=True)
+    parameters = frame["impl"].map(lambda name: name.removeprefix(base_name(name)).lstrip(":"))
+    return frame.assign(variant=frame["cache"].fillna(frame["projection"]).fillna(parameters))
 
 
 @dataclass(frozen=True)
@@ -123,14 +92,20 @@ class Panel:
     rows: pd.DataFrame
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class ChartPage:
-    """One figure: `slug` for its file name, `title` for what all its panels share."""
+    """One figure: `slug` for its file name, `caption` for what all its panels share.
 
-    workload: str
+    Along n, or a row for each line in panels of one n each. The column `line` of the rows names
+    implementations, with their cache or projection where that differs, too.
+    """
+
     slug: str
-    title: str
+    caption: str
     panels: tuple[Panel, ...]
+    along_n: bool
+    first: bool = False  # of its workload
+    left_out: int = 0
 
     @property
     def rows(self) -> pd.DataFrame:
@@ -141,74 +116,95 @@ class ChartPage:
 def pages(frame: pd.DataFrame, chart: Chart) -> list[ChartPage]:
     """Split into figures by workload, device, dtype and pass, and these into small multiples.
 
-    A panel holds one combination of the other axes that vary, except n (its x axis) and what tells
-    its lines apart. Position encodings are left to the plot of their costs, unless there is no row
-    without one.
+    A panel holds one combination of the other axes that vary, except n and what tells its lines
+    apart. Position encodings are left to the plot of their costs, unless there is no row without
+    one. Of each workload there are at most `MOST_PAGES`.
     """
-    found = []
-    for values, rows in slices(frame, SLICE):
-        plain = rows[rows["position"] == "none"]
-        rows = plain if chart.source == "cells" and not plain.empty else rows
-        # A size for the overhead would take most of an axis on which nothing else stands.
-        least = overhead_size([int(n) for n in rows["seq_len"].unique()])
-        small = f" (n={least}, for the overhead, is not drawn)" if least else ""
-        rows, single = _along_n(rows[rows["seq_len"] > (least or 0)], chart)
-        names = _panel_axes(rows, chart.lines)
-        panels = [
-            Panel(" ".join(filter(None, (family, _title(part, names)))), own)
-            for _, part in slices(rows, names)
-            for family, own in _by_family(part)
-        ]
-        slug, title = "-".join(map(str, values.values())), fixed(rows) + small + single
-        found += [
-            ChartPage(
-                str(values["workload"]), f"{slug}-{page.slug}".strip("-"), title + page.place,
-                page.items,
-            )
-            for page in figures.pages(panels, lambda _: (), PANELS_A_PAGE, len(panels))
-        ]  # fmt: skip
+    found: list[ChartPage] = []
+    for _, group in groupby(slices(frame, SLICE), key=lambda item: str(item[0]["workload"])):
+        own = [page for values, rows in group for page in _pages(values, rows, chart)]
+        most = MOST_PAGES if chart.along_n else 1
+        more = sum(len(page.panels) for page in own[most:])
+        found += [replace(own[0], first=True, left_out=more), *own[1:most]] if own else []
     return found
 
 
-def _by_family(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The rows of one panel, or where they are many, of a panel for each family.
+def _pages(values: Mapping[str, Any], rows: pd.DataFrame, chart: Chart) -> Iterator[ChartPage]:
+    plain = rows[rows["position"] == "none"]
+    rows = _with_lines(plain if chart.source == "cells" and not plain.empty else rows)
+    # A size for the overhead would take most of an axis on which nothing else stands.
+    least = overhead_size([int(n) for n in rows["seq_len"].unique()])
+    rows = rows[rows["seq_len"] > (least or 0)]
+    notes = [fixed(rows), f"n={least}, for the overhead, is not drawn" if least else ""]
+    worked = set(rows[rows["status"] == "ok"]["line"]) if "status" in rows else set(rows["line"])
+    failed = rows[~rows["line"].isin(worked)].drop_duplicates("line")
+    if len(failed):
+        names = (f"{row['line']} ({row['status']})" for row in failed.to_dict("records"))
+        notes.append(f"without a result: {', '.join(names)}")
+    curves, dots = _panels(rows[rows["line"].isin(worked)], chart)
+    groups = _line_groups(pd.concat([panel.rows for panel in curves])) if curves else []
+    cut = [
+        [Panel(p.title, own) for p in curves if (own := p.rows[p.rows["line"].isin(names)]).size]
+        for names in groups
+    ]
+    kinds = [*((panels, True) for panels in cut[:1]), (dots, False), *((c, True) for c in cut[1:])]
+    number = 0
+    for panels, along_n in kinds:
+        for start in range(0, len(panels), PANELS_A_PAGE):
+            number += 1
+            slug = slug_of("-".join([*map(str, values.values()), str(number) * (number > 1)]))
+            yield ChartPage(
+                slug=slug, caption="; ".join(filter(None, notes)), along_n=along_n,
+                panels=tuple(panels[start : start + PANELS_A_PAGE]),
+            )  # fmt: skip
+            notes = notes[:1]
 
-    The two that everything is compared with stand in all of these.
+
+def _with_lines(rows: pd.DataFrame) -> pd.DataFrame:
+    rows = with_variants(rows)
+    names = rows["impl"].astype(str)
+    variants = rows["cache"].fillna(rows["projection"])
+    if variants.nunique() > 1:
+        alone = rows["impl"].nunique() == 1
+        names = variants if alone else names + (" " + variants).fillna("")
+    return rows.assign(line=names)
+
+
+def _panels(rows: pd.DataFrame, chart: Chart) -> tuple[list[Panel], list[Panel]]:
+    """Panels of lines with several sizes; and of one n, where lines have no other.
+
+    The n of the latter is the largest that most of these lines share.
     """
-    families = list(rows["family"].dropna().unique())
-    if len(families) < 2 or rows["impl"].nunique() <= MOST_LINES:
-        yield "", rows
-        return
-    for family in families:
-        yield family, rows[(rows["family"] == family) | rows["impl"].isin(PREFERRED)]
+    names = [name for name in varying(rows) if name not in ("seq_len", "cache", "projection")]
+    curves, dots = [], []
+    for _, part in slices(rows, names):
+        known = part[part[chart.value].notna()]
+        sizes = known.groupby("line")["seq_len"].nunique()
+        if len(several := sizes[sizes > chart.along_n]):
+            own = part[part["line"].isin(several.index)]
+            curves.append(Panel(heading(part.iloc[0], names), own))
+        single = known[known["line"].isin(sizes[sizes == 1].index)]
+        if chart.along_n and len(single):
+            counts = single.groupby("seq_len")["line"].nunique()
+            n = max(counts.index, key=lambda size: (counts[size], size))
+            title = f"{label(part.iloc[0], names)} n={n}".strip()
+            dots.append(Panel(title, known[known["seq_len"] == n]))
+    return curves, [of for of in dots if len(of.rows) >= LEAST_DOTS or not curves]
 
 
-def first_of_each(found: list[ChartPage]) -> list[ChartPage]:
-    """At most `MOST_PAGES` figures of each workload, so that none crowds out another."""
-    groups = groupby(found, key=lambda page: page.workload)  # by which slices are in order
-    return [page for _, group in groups for page in islice(group, MOST_PAGES)]
+def _line_groups(rows: pd.DataFrame) -> list[list[str]]:
+    """Names of lines, a figure each: first what all is compared with and the fastest at large n.
 
-
-def _panel_axes(rows: pd.DataFrame, lines: str) -> list[str]:
-    names = [name for name in varying(rows) if name not in ("seq_len", lines)]
-    return ["impl", *names] if lines != "impl" and rows["impl"].nunique() > 1 else names
-
-
-def _along_n(rows: pd.DataFrame, chart: Chart) -> tuple[pd.DataFrame, str]:
-    """The rows of panels that show something along n, and a text that counts the others.
-
-    Panels of a single n are drawn where there is nothing else.
+    What all is compared with stands in each, the others are together by family.
     """
-    parts = [part for _, part in slices(rows, _panel_axes(rows, chart.lines))]
-    parts = [part for part in parts if not chart.several or part[chart.lines].nunique() > 1]
-    curves = [part for part in parts if part["seq_len"].nunique() > 1] or parts
-    points = len(parts) - len(curves)
-    text = f" ({points} more with a single n {'is' if points == 1 else 'are'} in the table)"
-    return pd.concat(curves) if curves else rows.iloc[:0], text if points else ""
-
-
-def _title(rows: pd.DataFrame, names: list[str]) -> str:
-    row = rows.iloc[0]
-    texts = [str(row["impl"])] if "impl" in names else []
-    named = (label if texts else heading)(row, [name for name in names if name != "impl"])
-    return " ".join([*texts, named]).strip()
+    rows = rows.assign(rank=rows["time_us"] if "time_us" in rows else rows["cost"])
+    last = rows[rows["rank"].notna()].sort_values(["seq_len", "rank"], ascending=[False, True])
+    last = last.drop_duplicates("line")
+    if len(last) <= MOST_LINES:
+        return [list(last["line"])]
+    always = list(last[last["impl"].isin(PREFERRED)]["line"])[:4]
+    others, size = last[~last["line"].isin(always)], MOST_LINES - len(always)
+    further = others.iloc[size:].sort_values("family", kind="stable")["line"].tolist()
+    groups = [others["line"].tolist()[:size]]
+    groups += [further[i : i + size] for i in range(0, len(further), size)]
+    return [[*always, *group] for group in groups]

@@ -100,13 +100,14 @@ class Table:
 class Picture:
     """An image as SVG, what it shows in words, and what stands above it.
 
-    Those of one `title` belong together: the first is shown with the `reading` of all.
+    Those of one `title` belong together, with one `reading`; panels of each share its `caption`.
     """
 
     svg: bytes
     alt: str
     head: Finding | None = None
     title: str = ""
+    caption: str = ""
     reading: str = ""
 
 

@@ -1,34 +1,24 @@
-"""The fitted exponents: all under each other beside the declared ones, and each fit as drawn."""
+"""The fitted exponents: each fit as drawn; the table of verdicts has them beside the laws."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import groupby, pairwise
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from textwrap import shorten
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FormatStrFormatter, MaxNLocator
 
-from attnbench.analysis.scaling.decide import TOLERANCE
 from attnbench.analysis.scaling.results import NOUNS, ExponentFit
 from attnbench.base import units
 from attnbench.report import axes, figures, growth
-from attnbench.report.document import Picture
-from attnbench.report.figures import FILLED, INK, QUIET, FigureKind, Page, short
+from attnbench.report.figures import FILLED, INK, FigureKind, Margins, Size, Sketch
 from attnbench.report.looks import Look
 
-EXPONENTS = FigureKind(
-    name="exponents",
-    title="Exponents beside the declared ones",
-    reading="Markers are fitted exponents with 95 % intervals, small hollow ones the slope of the"
-    " top octave. The tick is the declared power, and the bar around it what the verdict allows;"
-    " for an upper bound, everything to the left is allowed.",
-)
 FIT = FigureKind(
     name="fit",
     title="Fitted exponents",
@@ -37,131 +27,39 @@ FIT = FigureKind(
     " markers, do not count, for the reason above the panel; the line is dashed beyond those that"
     " do.",
 )
-MOST_FITS, MOST_FORESTS = 36, 2  # in a figure of exponents, and such figures
 PANEL_INCHES = 3.7  # of a fit
 HOLLOW: dict[str, Any] = {"markerfacecolor": "white", "markeredgewidth": 0.9, "zorder": 2.7}
 
 
-def draw_forests(
-    fits: Sequence[ExponentFit], looks: Mapping[str, Look], folder: Path
-) -> list[Picture]:
-    """Draw the exponents under each other, grouped by workload and axis."""
-    order = list(dict.fromkeys(map(_group, fits)))
-    found = sorted(
-        (fit for fit in fits if fit.exponent is not None),
-        key=lambda f: (
-            order.index(_group(f)), f.series.same, growth.by_name(f.series.impl),
-        ),
-    )  # fmt: skip
-    return [
-        EXPONENTS.save(_draw_forest(page, looks), page, map(_alt, page.items), folder)
-        for page in figures.pages(found, lambda _: (), MOST_FITS, MOST_FORESTS)
-    ]
-
-
-def draw_fits(
-    fits: Sequence[ExponentFit], looks: Mapping[str, Look], folder: Path
-) -> list[Picture]:
-    """Draw each fit, the widest range of sizes first, for each workload and axis."""
+def sketches(fits: Sequence[ExponentFit], looks: Mapping[str, Look]) -> Iterator[Sketch]:
+    """Each fit, the widest range of sizes first, for each workload and axis."""
     usable = sorted(
         (fit for fit in fits if any(e.value > 0 for e in fit.time_us)),
         key=lambda f: (
             -max(f.series.sizes) / min(f.series.sizes), f.series.same, growth.by_name(f.series.impl)
         ),
     )  # fmt: skip
-    drawn = []
-    for page in figures.pages(usable, lambda f: (f.series.workload, f.series.axis), *growth.PAGES):
-        alt = [f"{fit.series.subject}: {'; '.join(_texts(fit))}" for fit in page.items]
-        drawn.append(FIT.save(_draw_fits(page, looks), page, alt, folder))
-    return drawn
+    found = figures.pages(usable, lambda f: (f.series.workload, f.series.axis), *growth.PAGES)
+    for page in found:
+        shared, rest = units.split_common([fit.series.same.replace(",", " ") for fit in page.items])
+        yield Sketch(
+            kind=FIT, draw=partial(_draw_fits, page.items, rest, looks), slug=page.slug,
+            caption=f"{page.subject}: {shared}", left_out=page.left_out, first=page is found[0],
+            alt=[f"{fit.series.subject}: {'; '.join(_texts(fit))}" for fit in page.items],
+        )  # fmt: skip
 
 
-def _group(fit: ExponentFit) -> str:
-    return f"{fit.series.workload}, along {fit.series.axis}"
-
-
-def _draw_forest(page: Page[ExponentFit], looks: Mapping[str, Look]) -> Figure:
-    """A heading and its rows for each group; a row says only what differs within its group."""
-    rows: list[tuple[str, ExponentFit | None]] = []
-    for heading, group in groupby(page.items, key=_group):
-        own = list(group)
-        _, rest = units.split_common([fit.series.same.replace(",", " ") for fit in own])
-        rows.append((heading, None))
-        names = [f"{short(f.series.impl)} {r}".strip() for f, r in zip(own, rest, strict=True)]
-        rows += [(name[:60], fit) for name, fit in zip(names, own, strict=True)]
-    labels = [name for name, _ in rows]
-    size = (6.8 + 0.06 * max(map(len, labels)), 0.21 * len(rows) + 1.1)
-    name = page.place.strip(" ()") or "all series"
-    figure = figures.figure_of(size, EXPONENTS.title, name)
-    ax = figure.subplots()
-    ax.set(
-        xlim=_limits(page.items), ylim=(len(rows) - 0.5, -0.5), xlabel="exponent of the time"
-    )  # fmt: skip
-    ax.set_yticks(range(len(rows)), labels)
-    for y, ((_, fit), text) in enumerate(zip(rows, ax.get_yticklabels(), strict=True)):
-        if fit is None:
-            text.set_fontweight("bold")
-            ax.axhspan(y - 0.5, y + 0.5, color="#f5f5f5", linewidth=0, zorder=0.4)
-        else:
-            text.set_color(looks[fit.series.impl].colour)
-            _draw_row(ax, y, fit, looks[fit.series.impl])
-    ax.tick_params(axis="y", length=0)
-    ax.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
-    ax.xaxis.set_major_formatter(FormatStrFormatter("%g"))
-    ax.grid(visible=False, axis="y")
-    return figure
-
-
-def _limits(fits: Sequence[ExponentFit]) -> tuple[float, float]:
-    values = [e.value for fit in fits for e in (fit.exponent, fit.top) if e]
-    values += [end for fit in fits if fit.exponent for end in fit.exponent.ends]
-    declared = [(fit.declared, fit.bound) for fit in fits if fit.declared is not None]
-    values += [power - (0.5 if bound else TOLERANCE) for power, bound in declared]
-    values += [power + TOLERANCE for power, _ in declared]
-    # An interval that knows nothing must not squeeze all others.
-    low, high = max(-1.0, min(values)), min(5.0, max(values))
-    room = max(0.12, (1.0 - (high - low)) / 2)
-    return low - room, high + room
-
-
-def _draw_row(ax: Axes, y: int, fit: ExponentFit, look: Look) -> None:
-    """One exponent over what its law allows, and beside it figures and verdict."""
-    assert fit.exponent is not None
-    low, high = ax.get_xlim()
-    if fit.declared is not None:
-        left = low if fit.bound else fit.declared - TOLERANCE
-        ends = (y - 0.32, y + 0.32)
-        ax.fill_betweenx(ends, left, fit.declared + TOLERANCE, color="#dcdcdc", linewidth=0)
-        ax.plot([fit.declared] * 2, ends, color="#333333", linewidth=1.1, zorder=1.6)
-    span = np.clip(fit.exponent.ends, low, high)
-    ax.plot(span, [y, y], color=look.colour, linewidth=1.6, solid_capstyle="butt", zorder=2.5)
-    for estimate, size, style in ((fit.top, 3.2, HOLLOW), (fit.exponent, 5.5, FILLED)):
-        if estimate is not None:
-            x = np.clip(estimate.value, low, high)
-            ax.plot(x, y, color=look.colour, marker=look.marker, markersize=size, **style)
-    verdict = fit.finding.verdict if fit.finding else None
-    axes.beside(ax, y, growth.interval(fit.exponent), 8, color=INK)
-    axes.beside(
-        ax, y, growth.mark(verdict), 110, color=QUIET if verdict == "inconclusive" else INK,
-        fontweight="bold" if verdict == "refuted" else "normal",
-    )  # fmt: skip
-
-
-def _alt(fit: ExponentFit) -> str:
-    verdict = f", {fit.finding.verdict}" if fit.finding else ""
-    return f"{fit.series.subject} {growth.interval(fit.exponent)}{verdict}"
-
-
-def _draw_fits(page: Page[ExponentFit], looks: Mapping[str, Look]) -> Figure:
-    """Small multiples of fits, with a common scale of times."""
-    shared, rest = units.split_common([fit.series.same.replace(",", " ") for fit in page.items])
-    subject = f"{page.subject}: {shared}"
-    figure, found = figures.panels(len(page.items), PANEL_INCHES, FIT.title, subject)
-    estimates = [e for fit in page.items for e in fit.time_us]
+def _draw_fits(
+    fits: Sequence[ExponentFit], rest: Sequence[str], looks: Mapping[str, Look], size: Size
+) -> Figure:
+    """Small multiples of fits, with a common scale of times; `rest` is what differs in each."""
+    heights = [PANEL_INCHES] * len(fits)
+    figure, found = figures.panels(heights, Margins(top=0.75), size)
+    estimates = [e for fit in fits for e in fit.time_us]
     values = [v for e in estimates for v in (e.value, *e.ends)]
-    values += [fit.overhead_us for fit in page.items]
+    values += [fit.overhead_us for fit in fits]
     low, high = axes.bounds([v for v in values if v > 0 and math.isfinite(v)])
-    for ax, fit, differs in zip(found, page.items, rest, strict=True):
+    for ax, fit, differs in zip(found, fits, rest, strict=True):
         axes.length_axis(ax, [round(size) for size in fit.series.sizes])
         axes.log_axis(ax, "y", (low / 2.0, high * 1.3), 10, axes.round_time)
         if fit.overhead_us > 0:
@@ -224,7 +122,7 @@ def _draw_curve(ax: Axes, fit: ExponentFit, colour: str) -> None:
         pieces = [(x_low, at, fit.intercept - math.log(factor)), (at, x_high, fit.intercept)]
         ax.annotate(
             f"changepoint {factor:.2g} ×", (at, 0.02), xycoords=("data", "axes fraction"),
-            va="bottom", ha="center", rotation=90, color=QUIET, fontsize=6.5,
+            va="bottom", ha="center", rotation=90, color=figures.QUIET, fontsize=6.5,
         )  # fmt: skip
     ax.set_autoscale_on(False)
     for left, right, intercept in pieces:

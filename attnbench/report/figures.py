@@ -1,28 +1,30 @@
-"""Figures: how implementations look in all of them, how they are laid out, paged and written."""
+"""Figures: how they are laid out, cut into pages, and written."""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from matplotlib.artist import Artist
+import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.text import Annotation
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextToPath
 
 from attnbench.report.document import Picture
-from attnbench.report.looks import Look
 
 WIDE, NARROW = 6.9, 5.1  # inches of a panel that stands alone, and of one of two in a row
-DPI = 160
-LONGEST = 24  # letters of a name beside a panel
+DPI = 130
+LONGEST = 34  # letters of a name beside a panel
+SMALL = 7.5  # points of names and notes
+ROW = 0.2  # inches of a row
 INK, QUIET = "#222222", "#777777"  # of texts; of guide lines, references and notes
 FILLED: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 3}
 
@@ -30,88 +32,119 @@ Item = TypeVar("Item")
 STYLE = Path(__file__).with_suffix(".mplstyle")
 
 
-def figure_of(size: tuple[float, float], title: str, subject: str) -> Figure:
-    """An empty figure of `size` inches, with its title and below it what all panels share."""
-    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+def styled() -> AbstractContextManager[None]:
+    """The looks of all figures, while they are drawn."""
+    return mpl.rc_context(fname=STYLE)
+
+
+class Size(NamedTuple):
+    """What a figure is drawn for: a width in inches, else its own; with a title, else without."""
+
+    width: float | None = None
+    title: str = ""
+
+
+class Margins(NamedTuple):
+    """Inches around the axes of a panel, for ticks, labels and titles."""
+
+    left: float = 0.85
+    right: float = 0.15
+    top: float = 0.32
+    bottom: float = 0.5
+
+
+OWN, AROUND = Size(), Margins()
+
+
+def panels(
+    heights: Sequence[float], around: Margins, size: Size = OWN, columns: int = 2,
+    own: float | None = None,
+) -> tuple[Figure, list[Axes]]:  # fmt: skip
+    """A figure with a panel for each height (inches), so many in a row where there is room.
+
+    `own` is the width of the figure where `size` has none.
+    """
+    columns = 1 if size.width and size.width < 2 * 3.2 else min(columns, len(heights))
+    width = size.width or own or (WIDE if columns == 1 else NARROW * columns)
+    rows = [max(heights[i : i + columns]) for i in range(0, len(heights), columns)]
+    head = 0.22 if size.title else 0.0
+    figure = Figure(figsize=(width, sum(rows) + head), dpi=DPI)
     FigureCanvasAgg(figure)
-    pads = {"w_pad": 0.08, "h_pad": 0.08, "wspace": 0.03, "hspace": 0.05}
-    figure.get_layout_engine().set(**pads)  # type: ignore[union-attr]
-    heading = figure.suptitle(
-        f"{title}\n", x=0.1 / size[0], ha="left", fontsize=11, fontweight="bold"
+    if size.title:
+        y = 1 - 0.06 / figure.get_figheight()
+        figure.text(0.06 / width, y, size.title, va="top", fontweight="bold")
+    found = []
+    for index, height in enumerate(heights):
+        row, column = divmod(index, columns)
+        left, top = column * width / columns + around.left, head + sum(rows[:row]) + around.top
+        box = (width / columns - around.left - around.right, height - around.top - around.bottom)
+        total = figure.get_figheight()
+        place = (left / width, 1 - (top + box[1]) / total, box[0] / width, box[1] / total)
+        found.append(figure.add_axes(place))
+    return figure, found
+
+
+class Row(NamedTuple):
+    """A row of a figure: left what it is, right its figures."""
+
+    left: str
+    right: str = ""
+    colour: str = INK
+    bold: bool = False
+
+
+def row_panels(
+    groups: Sequence[Sequence[Row]], size: Size = OWN, own: float = 9.2,
+    around: Margins = AROUND, height: float = ROW,
+) -> tuple[Figure, list[Axes]]:  # fmt: skip
+    """A figure of panels one below the other, in which rows 0, 1 … run from top to bottom."""
+    every = [row for rows in groups for row in rows]
+    around = around._replace(
+        left=max((width_of(row.left) for row in every), default=0.0) + 0.25,
+        right=max((width_of(row.right) for row in every), default=0.0) + 0.25,
     )
-    # The title's second line is left empty for the subject.
-    below = Annotation(subject, (0, 0.1), xycoords=heading, fontsize=8, color=QUIET)
-    figure.add_artist(below)
-    return figure
+    heights = [height * (len(rows) + 0.5) + around.top + around.bottom for rows in groups]
+    figure, found = panels(heights, around, size, 1, own)
+    for ax, rows in zip(found, groups, strict=True):
+        ax.set_ylim(len(rows) - 0.4, -0.6)
+        ax.set_yticks([])
+        ax.grid(visible=False, axis="y")
+        for y, row in enumerate(rows):
+            for x, text, ha in ((-1, row.left, "right"), (1, row.right, "left")):
+                ax.annotate(
+                    text, (max(x, 0), y), xycoords=("axes fraction", "data"), xytext=(8 * x, 0),
+                    textcoords="offset points", ha=ha, va="center", color=row.colour,
+                    fontsize=SMALL, fontweight="bold" if row.bold else "normal",
+                )  # fmt: skip
+    return figure, found
 
 
-def panels(count: int, height: float, title: str, subject: str) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` panels, each `height` inches high, two in a row."""
-    columns = min(count, 2)
-    rows = -(-count // columns)
-    size = (WIDE if columns == 1 else NARROW * columns, rows * height + 0.5)
-    figure = figure_of(size, title, subject)
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for ax in axes[count:]:
-        ax.remove()
-    return figure, axes[:count]
+def width_of(text: str) -> float:
+    """Inches of a text beside a panel."""
+    font = FontProperties(family="DejaVu Sans", size=SMALL)
+    return float(TextToPath().get_text_width_height_descent(text, font, ismath=False)[0]) / 72
 
 
-def name_rows(
-    ax: Axes, rows: Sequence[tuple[str, str]], colours: Sequence[str], bold: Sequence[int]
-) -> None:
-    """Name rows 0, 1 … from top to bottom: left what they are, right their figures."""
-    right = ax.secondary_yaxis("right")
-    right.spines["right"].set_visible(False)
-    for axis, side in ((ax, 0), (right, 1)):
-        # A dollar would begin a formula.
-        axis.set_yticks(range(len(rows)), [row[side].replace("$", r"\$") for row in rows])
-        axis.tick_params(axis="y", length=0)
-        for y, text in enumerate(axis.get_yticklabels()):
-            text.set_color(colours[y % len(colours)])
-            text.set_fontweight("bold" if y in bold else "normal")
-    ax.grid(visible=False, axis="y")
-
-
-def short(name: str) -> str:
+def short(name: str, most: int = LONGEST) -> str:
     """Cut a name that would not fit beside a panel."""
-    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
+    return name if len(name) <= most else name[: most - 1] + "…"
 
 
-def legend(
-    figure: Figure, names: Iterable[str], looks: Mapping[str, Look], notes: Iterable[Artist] = ()
-) -> None:
-    """Say once, below all panels, which colour and marker stands for what; `notes` follow."""
-    handles = [
-        Line2D([], [], color=looks[name].colour, marker=looks[name].marker, label=short(name))
-        for name in names
-    ]
-    entries = [*handles, *notes]
-    columns = 5 if max(len(str(entry.get_label())) for entry in entries) <= LONGEST else 3
-    figure.legend(handles=entries, loc="outside lower left", ncols=columns, frameon=False)
-
-
-def write(figure: Figure, stem: str, folder: Path) -> Path:
-    """Write `stem`.png and `stem`.svg, the same bytes for the same data; return the latter."""
-    engine = figure.get_layout_engine()
-    if engine is not None:
-        engine.execute(figure)
-    figure.set_layout_engine("none")  # once is enough: it costs more than the writing
+def write(figure: Figure, stem: str, folder: Path) -> bytes:
+    """Write `stem`.png, the same bytes for the same data; return the figure as SVG."""
     folder.mkdir(parents=True, exist_ok=True)
-    svg = folder / f"{stem}.svg"
     # Not by `savefig`, which draws every figure twice; the SVG, which changes the dpi, comes last.
     canvas: Any = FigureCanvasAgg(figure)
-    canvas.print_png(svg.with_suffix(".png"), metadata={"Software": "attnbench"})
-    svg.write_bytes(svg_of(figure))
-    return svg
+    canvas.print_png(folder / f"{stem}.png", metadata={"Software": "attnbench"})
+    return svg_of(figure)
 
 
 def svg_of(figure: Figure) -> bytes:
-    """The SVG of a figure without a layout engine."""
+    """The SVG of a figure, its places to a hundredth of a point, without control characters."""
     canvas: Any = FigureCanvasSVG(figure)
     drawn = io.BytesIO()
     canvas.print_svg(drawn, metadata={"Date": None, "Creator": "attnbench"})
-    return drawn.getvalue()
+    return re.sub(rb"(?<=\d\.\d\d)\d+|[\0-\x08\x0b-\x1f]", b"", drawn.getvalue())
 
 
 @dataclass(frozen=True)
@@ -130,18 +163,18 @@ class Page(Generic[Item]):
     @property
     def slug(self) -> str:
         """For the name of a file."""
-        names = [*self.group, *([str(self.number)] if self.count > 1 else [])]
-        return re.sub(r"[^A-Za-z0-9]+", "-", "-".join(names)).strip("-").lower()
-
-    @property
-    def place(self) -> str:
-        """` (2 of 3)` where there are several pages."""
-        return f" ({self.number} of {self.count})" if self.count > 1 else ""
+        return slug_of("-".join([*self.group, str(self.number) * (self.count > 1)]))
 
     @property
     def subject(self) -> str:
         """What all panels share: `attention, along n (2 of 3)`."""
-        return ", along ".join(self.group) + self.place
+        place = f" ({self.number} of {self.count})" if self.count > 1 else ""
+        return ", along ".join(self.group) + place
+
+
+def slug_of(text: str) -> str:
+    """A text as a part of the name of a file."""
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-").lower()
 
 
 def pages(
@@ -166,20 +199,37 @@ class FigureKind:
 
     name: str
     title: str
-    reading: str
+    reading: str = ""
 
-    def save(self, figure: Figure, page: Page[Any], alt: Iterable[str], folder: Path) -> Picture:
-        """Write the figure of one page and the texts that go with it."""
-        return self.save_one(figure, page.subject, alt, folder, page.slug, page.left_out)
 
-    def save_one(
-        self, figure: Figure, subject: str, alt: Iterable[str], folder: Path, slug: str = "",
-        left_out: int = 0,
-    ) -> Picture:  # fmt: skip
-        """As `save`, of a figure that is no page: `slug` tells it from others of its kind."""
-        svg = write(figure, f"{self.name}-{slug}".rstrip("-"), folder)
-        more = f" {left_out} more such panels are left out; the tables have their numbers."
+@dataclass(frozen=True, kw_only=True)
+class Sketch:
+    """A figure before it is drawn: `caption` is what its panels share, `alt` what it shows.
+
+    `left_out` counts panels of its kind that are not drawn.
+    """
+
+    kind: FigureKind
+    draw: Callable[[Size], Figure]
+    alt: Sequence[str]
+    caption: str = ""
+    slug: str = ""
+    first: bool = True  # of its kind: further ones are on the page alone
+    left_out: int = 0
+
+    @property
+    def stem(self) -> str:
+        """The name of its file, without a suffix."""
+        return f"{self.kind.name}-{self.slug}".rstrip("-")
+
+    def save(self, folder: Path) -> Picture:
+        """Draw it as a page shows it, and write it into the folder, too."""
+        more = f". {self.left_out} more such panels are left out; the tables have their numbers"
+        title = ", ".join(filter(None, (self.kind.title, self.caption)))
+        figure = self.draw(OWN)
         return Picture(
-            svg=svg.read_bytes(), title=self.title, reading=self.reading + more * bool(left_out),
-            alt=f"{', '.join(filter(None, (self.title, subject)))}: {'; '.join(alt)}.",
+            svg=write(figure, self.stem, folder) if self.first else svg_of(figure),
+            title=self.kind.title,
+            caption=self.caption + more * bool(self.left_out), reading=self.kind.reading,
+            alt=f"{title}: {'; '.join(self.alt)}.",
         )  # fmt: skip

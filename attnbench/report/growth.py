@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnbench.analysis.ratios import PREFERRED
-from attnbench.analysis.scaling.results import ExactFit, Uncertain
+from attnbench.analysis.scaling.results import Uncertain
 from attnbench.base import units
 from attnbench.schema.finding import SIGNS, Verdict
 from attnbench.theory.traits import TRAITS
@@ -74,14 +74,5 @@ def points(
     above = [max(0.0, min(most, e.ends[1]) - e.value) for _, e in known]
     ax.errorbar(
         [x for x, _ in known], [e.value for _, e in known], yerr=[below, above], color=look.colour,
-        marker=look.marker, linestyle="none", elinewidth=1.0, capsize=1.8, clip_on=False, **style,
+        marker=look.marker, linestyle="none", elinewidth=1.0, clip_on=False, **style,
     )  # fmt: skip
-
-
-def ratios(fit: ExactFit) -> tuple[tuple[float, float], ...]:
-    """(size, measured / predicted) where both are known; nothing over nothing is 1."""
-    return tuple(
-        (size, measured / predicted if predicted else 1.0)
-        for size, measured, predicted in fit.rows
-        if measured is not None and predicted is not None and (predicted or not measured)
-    )

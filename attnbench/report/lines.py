@@ -1,268 +1,261 @@
-"""Charts as drawn: lines against n in small multiples."""
+"""Charts as drawn: lines against n in small multiples, and rows of dots where there is one n."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from attnbench.analysis.crossovers import Crossover
-from attnbench.analysis.notes import WIDE
 from attnbench.base import units
-from attnbench.machine.limits import peak_tflops
 from attnbench.report import axes, charts, figures
+from attnbench.report.axes import End
 from attnbench.report.charts import CHARTS, Chart, ChartPage, Scale, Tables
-from attnbench.report.document import Picture
-from attnbench.report.figures import INK, FigureKind
-from attnbench.report.looks import KNOWN, LINES, Look, looks_of
+from attnbench.report.figures import INK, QUIET, FigureKind, Margins, Row, Size, Sketch
+from attnbench.report.looks import DASHES, Look, looks_of
 from attnbench.theory.traits import TRAITS
 
-PANEL_INCHES = 3.4
-PEAK_FROM = 0.25  # a datasheet's peak is drawn if something reaches this share of it
-WIDE_RATIO = 4.0  # ratios that spread further than this need a logarithmic axis
-DODGE_OCTAVES = 0.4  # how far lines that are moved apart spread over x, all together
+PANEL_INCHES = 3.3
+CROSSINGS = "upright bars mark where one overtakes another, with the interval"
 
 
-def draw_all(
-    tables: Tables,
-    environment: Mapping[str, Any],
-    folder: Path,
-    crossovers: Sequence[Crossover] = (),
-) -> list[Picture]:
-    """Draw every chart that has data, for every slice of the run, into `folder`.
+def sketches(
+    tables: Tables, environment: Mapping[str, Any], crossovers: Sequence[Crossover] = ()
+) -> Iterator[Sketch]:
+    """Every chart that has data, for every slice of the run.
 
     `tables` maps `cells` to `table.load` (with the rate's interval) and `costs` to
     `table.rope_cost`; `crossovers` are marked in the charts that show them.
     """
-    drawn = []
+    looks = looks_of(tables["cells"]["impl"].unique())
+    variants = dict.fromkeys(["", *charts.with_variants(tables["cells"])["variant"]])
+    dashes = {name: DASHES[i % len(DASHES)] for i, name in enumerate(variants)}
     for name, chart in CHARTS.items():
-        known = LINES.get(chart.lines, KNOWN)
-        looks = looks_of(tables["cells"][chart.lines].dropna().unique(), known)
-        draw = partial(draw_page, chart, looks, environment, crossovers)
-        drawn += draw_pages(name, chart, chart.pages(tables), draw, folder)
-    return drawn
+        for page in charts.pages(chart.rows(tables), chart) if chart.along_n else ():
+            shown = crossovers if chart.crossings and page.along_n else ()
+            marked = [crossings(panel.rows, shown) for panel in page.panels]
+            frame = Frame(chart, looks, dashes, *value_axis(chart, page.rows))
+            note = CROSSINGS if any(marked) else ""
+            yield sketch(name, page, partial(draw, page, frame, marked), note)
 
 
-def draw_pages(
-    name: str,
-    chart: Chart,
-    found: list[ChartPage],
-    draw: Callable[[ChartPage], Figure],
-    folder: Path,
-) -> list[Picture]:
-    """Draw and write the first figures of each workload; the first says how much is left out."""
-    shown, plots = charts.first_of_each(found), []
-    kind = FigureKind(name=name, title=chart.title, reading=chart.reading)
-    left_out = sum(len(page.panels) for page in found if page not in shown)
-    for page in shown:
-        alt = [", ".join(lines_of(chart, page.rows)), *(p.title for p in page.panels if p.title)]
-        plots.append(kind.save_one(draw(page), page.title, alt, folder, page.slug, left_out))
-        left_out = 0
-    return plots
-
-
-def lines_of(chart: Chart, rows: pd.DataFrame) -> list[str]:
-    """Names of the lines, the highest first; those without any value last."""
-    highest = rows.groupby(chart.lines, sort=False)[chart.value].max()
-    return [str(name) for name in highest.sort_values(ascending=False).index]
+def sketch(name: str, page: ChartPage, drawn: Any, note: str = "") -> Sketch:
+    """The figure of one page; `drawn` draws it."""
+    chart = CHARTS.get(name)
+    alt = [", ".join(page.rows["line"].unique()), *(p.title for p in page.panels if p.title)]
+    return Sketch(
+        kind=FigureKind(name=name, title=chart.title, reading=chart.reading), draw=drawn, alt=alt,
+        caption="; ".join(filter(None, (page.caption, note))), slug=page.slug,
+        first=page.first, left_out=page.left_out,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What all panels of a figure share, so that they can be compared by eye."""
+    """What all panels of a figure share: a value axis, and what stands for implementations."""
 
     chart: Chart
     looks: Mapping[str, Look]
-    lengths: tuple[int, ...]
+    dashes: Mapping[str, Any]  # of caches, projections or parameters
     scale: Scale
     limits: tuple[float, float]
-    peak_tflops: float | None = None
 
     @property
     def unit(self) -> tuple[float, str]:
         """The value axis' unit, where the chart leaves it to the values: its size and name."""
         return units.rate_unit(self.limits[1]) if self.chart.rate else (1.0, "")
 
-    @property
-    def axis(self) -> str:
-        """What is written beside the value axis."""
-        return self.chart.axis.format(unit=self.unit[1])
-
-    def text(self, value: float) -> str:
-        """A value as the axis writes it."""
-        return self.chart.text(value / self.unit[0])
+    def put(self, ax: Axes, which: str, rows: pd.DataFrame) -> None:
+        """Scale, ticks and label of the axis `which` (x or y)."""
+        axis = ax.yaxis if which == "y" else ax.xaxis
+        if self.scale == "linear":
+            ax.set(**{f"{which}lim": self.limits})
+            axis.set_major_locator(MaxNLocator(6 if which == "y" else 5))
+            axis.set_major_formatter(lambda value, _: self.chart.text(value / self.unit[0]))
+        else:
+            base = 2 if self.scale == "log2" else 10
+            text = self.chart.text
+            axes.log_axis(ax, which, self.limits, base, lambda value: text(value / self.unit[0]))
+        name = self.chart.axis.format(unit=self.unit[1])
+        if self.chart.predicted and rows[self.chart.predicted].notna().any():
+            name += ": ● measured, — predicted" if which == "y" else ": ● measured, | predicted"
+        axis.set_label_text(name)
 
     def inside(self, value: float) -> float:
         """A logarithmic axis has no zero: it stands on the lower edge."""
         return max(float(value), self.limits[0])
 
 
-def draw_page(
-    chart: Chart,
-    looks: Mapping[str, Look],
-    environment: Mapping[str, Any],
-    crossovers: Sequence[Crossover],
-    page: ChartPage,
+def draw(
+    page: ChartPage, frame: Frame, marked: Sequence[Sequence[tuple[float, ...]]], size: Size
 ) -> Figure:
-    """Draw one figure: the chart's panels, with common scales."""
-    rows = page.rows
-    peak = peak_tflops(environment, str(rows["dtype"].iloc[0])) if chart.peak else None
-    if peak and rows[chart.value].max() < PEAK_FROM * peak:
-        peak = None
-    lengths = tuple(sorted(int(n) for n in rows["seq_len"].unique()))
-    frame = Frame(chart, looks, lengths, *value_axis(chart, rows, peak), peak)
-    names = lines_of(chart, rows)
-    figure, found = figures.panels(len(page.panels), PANEL_INCHES, chart.title, page.title)
-    for ax, panel in zip(found, page.panels, strict=True):
-        _draw_lines(ax, panel.rows, frame)
-        if chart.crossings:
-            mark_crossings(ax, panel.rows, crossovers)
-        above = axes.mark_failed(ax, failed_lines(chart, panel.rows), looks)
-        ax.set_title(panel.title, loc="left", pad=5 + above, color=INK)
-        ax.set_xlabel(TRAITS.get(str(panel.rows["workload"].iloc[0])).n_name)
-        ax.set_ylabel(frame.axis)
-    notes = [HOLLOW_NOTE] if uncertain(rows, chart).any() else []
-    figures.legend(figure, names, looks, notes)
+    """Draw one figure: the chart's panels, with common scales; `marked` are their crossings."""
+    chart = frame.chart
+    if not page.along_n:
+        return _draw_dots(page, frame, size)
+    names = [figures.short(_ended(chart, own)) for _, own in _lines(page.rows)]
+    names += [str(page.rows[name].iloc[0]) for name in (chart.reference or ())[1:] if name]
+    figure, found = line_panels(page, names, size)
+    for ax, panel, bars in zip(found, page.panels, marked, strict=True):
+        ends = _draw_lines(ax, panel.rows, frame)
+        for n, low, high, y in bars:
+            ax.plot([low, high], [y, y], color=INK, linewidth=0.8, zorder=3.5)
+            ax.plot(n, y, color=INK, marker="|", markersize=9, markeredgewidth=1.2, zorder=3.5)
+        axes.label_ends(ax, ends)
     return figure
 
 
-def value_axis(
-    chart: Chart, rows: pd.DataFrame, peak: float | None
-) -> tuple[Scale, tuple[float, float]]:
-    """Scale and limits of the value axis over all panels, with intervals, predictions and peak."""
+def line_panels(page: ChartPage, names: Sequence[str], size: Size) -> tuple[Figure, list[Axes]]:
+    """Titled panels with room for these names beside each."""
+    own = size.width or figures.NARROW
+    height = min(PANEL_INCHES, max(2.1, 0.7 * own))
+    top = 0.32 if any(panel.title for panel in page.panels) else 0.12
+    around = Margins(left=0.72, right=max(map(figures.width_of, names)) + 0.25, top=top)
+    figure, found = figures.panels([height] * len(page.panels), around, size)
+    for ax, panel in zip(found, page.panels, strict=True):
+        ax.set_title(panel.title, loc="left", pad=5, color=INK)
+    return figure, found
+
+
+def value_axis(chart: Chart, rows: pd.DataFrame) -> tuple[Scale, tuple[float, float]]:
+    """Scale and limits of the value axis over all panels, with intervals and predictions."""
     names = [name for name in (chart.value, chart.low, chart.high, chart.predicted) if name]
     values = [float(v) for name in names for v in rows[name].dropna() if v > 0]
     values += [chart.reference[0]] if chart.reference else []
     if not values:
         return chart.scale, (1.0, 2.0)
-    if chart.scale == "linear" and not chart.reference:
-        return "linear", (0.0, 1.08 * max([*values, peak or 0.0]))
-    if chart.scale == "linear" and max(values) < WIDE_RATIO * min(values):
-        room = 0.08 * max(max(values) - min(values), 0.05)
-        return "linear", (min(values) - room, max(values) + room)
+    if chart.scale == "linear":
+        least = min(values) if chart.reference else 0.0
+        room = 0.08 * max(max(values) - least, 0.05)
+        return "linear", (least - room * (least > 0), max(values) + room)
     low, high = axes.bounds(values)
-    scale: Scale = "log10" if chart.scale == "linear" else chart.scale
-    return scale, ((low / 1.7 if chart.guides else low), high)
+    return chart.scale, ((low / 1.7 if chart.guides else low), high)
 
 
-def failed_lines(chart: Chart, rows: pd.DataFrame) -> list[tuple[str, str, list[float]]]:
-    """Name, status and n of the lines that failed somewhere, those that worked elsewhere first."""
-    worked = set(rows[rows["status"] == "ok"][chart.lines])
-    groups = rows[rows["status"] != "ok"].groupby([chart.lines, "status"], sort=False)["seq_len"]
-    found = [
-        (str(name), str(status), sorted(map(float, lengths.unique())))
-        for (name, status), lengths in groups
-    ]
-    return sorted(found, key=lambda item: item[0] not in worked)
+def _lines(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    return [(str(n), own.sort_values("seq_len")) for n, own in rows.groupby("line", sort=False)]
 
 
-def _draw_lines(ax: Axes, rows: pd.DataFrame, frame: Frame) -> None:
+def _ended(chart: Chart, rows: pd.DataFrame) -> str:
+    """The name of a line, with what became of sizes that have no value."""
+    name = str(rows["line"].iloc[0])
+    if "status" not in rows or (rows["status"] == "ok").all():
+        return name
+    failed = rows[rows["status"] != "ok"]
+    last, first = rows[rows[chart.value].notna()]["seq_len"].max(), failed["seq_len"].min()
+    where = "from" if first > last and len(failed) > 1 else "at"
+    return f"{name}: {failed['status'].iloc[0]} {where} {units.length(first)}"
+
+
+def _draw_lines(ax: Axes, rows: pd.DataFrame, frame: Frame) -> list[End]:
+    """Draw the lines of one panel, and return where their names belong."""
     chart = frame.chart
-    axes.length_axis(ax, frame.lengths, room=DODGE_OCTAVES / 2 if chart.dodge else 0.0)
-    if frame.scale == "linear":
-        ax.set_ylim(frame.limits)
-        ax.yaxis.set_major_locator(MaxNLocator(6))
-        ax.yaxis.set_major_formatter(lambda value, _: frame.text(value))
-    else:
-        axes.log_axis(ax, "y", frame.limits, 2 if frame.scale == "log2" else 10, frame.text)
-    _draw_background(ax, rows, frame)
-    groups = list(rows[rows[chart.value].notna()].groupby(chart.lines, sort=False))
-    for index, (name, part) in enumerate(groups):
-        aside = 2 ** ((index - (len(groups) - 1) / 2) * min(0.07, DODGE_OCTAVES / len(groups)))
-        ordered, look = part.sort_values("seq_len"), frame.looks[str(name)]
-        _draw_line(ax, ordered, frame, look, aside if chart.dodge else 1.0)
-
-
-def _draw_line(ax: Axes, rows: pd.DataFrame, frame: Frame, look: Look, aside: float) -> None:
-    chart = frame.chart
-    if chart.predicted:
-        known = rows.dropna(subset=[chart.predicted])
-        predicted = [frame.inside(value) for value in known[chart.predicted]]
-        ax.plot(known["seq_len"].astype(float), predicted, color=look.colour, linewidth=1.0)
-    xs = rows["seq_len"].astype(float).to_numpy() * aside
-    ys = np.array([frame.inside(value) for value in rows[chart.value]])
-    bars = None
-    if chart.low and chart.high and rows[chart.low].notna().any():
-        ends = rows[chart.value] - rows[chart.low], rows[chart.high] - rows[chart.value]
-        bars = [part.fillna(0.0).clip(lower=0.0).tolist() for part in ends]
-    ax.errorbar(
-        xs, ys, yerr=bars, color=look.colour, marker=look.marker, elinewidth=1.0,
-        capsize=1.8, clip_on=False, **(_HOLLOW if chart.predicted else figures.FILLED),
-    )  # fmt: skip
-    if (doubt := uncertain(rows, chart).to_numpy()).any():
-        ax.plot(
-            xs[doubt], ys[doubt], color=look.colour, marker=look.marker, linestyle="none",
-            markerfacecolor="white", clip_on=False, zorder=3.2,
+    axes.length_axis(ax, [int(n) for n in rows["seq_len"].unique()])
+    frame.put(ax, "y", rows)
+    ax.set_xlabel(TRAITS.get(str(rows["workload"].iloc[0])).n_name)
+    ends = _draw_references(ax, rows, chart)
+    for _, own in _lines(rows):
+        known = own[own[chart.value].notna()]
+        look = frame.looks[str(own["impl"].iloc[0])]
+        dash = frame.dashes[own["variant"].iloc[0]] if rows["variant"].nunique() > 1 else "-"
+        xs, ys = known["seq_len"].astype(float), known[chart.value].map(frame.inside)
+        stroke: dict[str, Any] = {"linestyle": dash, **figures.FILLED}
+        if chart.predicted and (predicted := own.dropna(subset=[chart.predicted])).size:
+            values = [frame.inside(value) for value in predicted[chart.predicted]]
+            sizes = predicted["seq_len"].astype(float)
+            ax.plot(sizes, values, color=look.colour, linewidth=1.0, linestyle=dash)
+            stroke["linestyle"] = "none"
+        bars = None
+        if chart.low and chart.high:
+            around = ys - known[chart.low], known[chart.high] - ys
+            bars = [part.fillna(0.0).clip(lower=0.0) for part in around]
+        ax.errorbar(
+            xs, ys, yerr=bars, color=look.colour, marker=look.marker,
+            elinewidth=1.0, clip_on=False, **stroke,
         )  # fmt: skip
+        ends.append(End(xs.iloc[-1], ys.iloc[-1], _ended(chart, own), look.colour))
+    return ends
 
 
-# Equal workspaces are common: hollow markers show that there are several in one place.
-_HOLLOW: dict[str, Any] = {
-    "linestyle": "none", "markerfacecolor": "none", "markersize": 6.5, "markeredgewidth": 1.1,
-    "zorder": 3,
-}  # fmt: skip
-
-
-HOLLOW_NOTE = Line2D(
-    [], [], color=figures.QUIET, marker="o", markerfacecolor="white", linestyle="none",
-    label=f"hollow: over ± {units.brief_percent(WIDE)}",
-)  # fmt: skip
-
-
-def uncertain(rows: pd.DataFrame, chart: Chart) -> pd.Series[bool]:
-    """Which points have a wide interval or none, or stand for an unsteady time."""
-    if not (chart.low and chart.high):
-        return pd.Series(data=False, index=rows.index)
-    sure = rows[chart.high] - rows[chart.low] <= 2 * WIDE * rows[chart.value]
-    return rows[chart.value].notna() & (~sure | rows["unsteady"].notna())
-
-
-def _draw_background(ax: Axes, rows: pd.DataFrame, frame: Frame) -> None:
-    chart = frame.chart
+def _draw_references(ax: Axes, rows: pd.DataFrame, chart: Chart) -> list[End]:
+    """Draw the guides below all points, and the line to compare with."""
+    ends = []
+    known, last = rows[rows[chart.value] > 0], float(rows["seq_len"].max())
+    if known["seq_len"].nunique() > 2:
+        share = known["seq_len"].astype(float) / last
+        for power in chart.guides:
+            least = float((known[chart.value].astype(float) / share**power).min())
+            ends.append(axes.guide(ax, (last, 0.72 * least), power))
     if chart.reference:
         value, column = chart.reference
-        axes.across(ax, value, str(rows[column].iloc[0]) if column else "")
-    if frame.peak_tflops is not None:
-        axes.across(ax, frame.peak_tflops, "datasheet peak")
-    known = rows[rows[chart.value].notna() & (rows[chart.value] > 0)]
-    if known.empty or len(frame.lengths) < 3:
-        return
-    if chart.lines != "impl":  # caches grow in different ways: beside the one that costs most
-        slowest = known.sort_values(chart.value).iloc[-1]
-        known = known[known[chart.lines] == slowest[chart.lines]]
-    share = known["seq_len"].astype(float) / frame.lengths[-1]
-    for power in chart.guides:
-        # Just below all points, so that it touches no line and shows which ones run parallel.
-        least = float((known[chart.value].astype(float) / share**power).min())
-        axes.guide(ax, (frame.lengths[-1], 0.72 * least), power)
+        ax.axhline(value, **axes.DASHED)
+        if column:
+            ends.append(End(ax.get_xlim()[1], value, str(rows[column].iloc[0]), QUIET))
+    return ends
 
 
-def mark_crossings(ax: Axes, rows: pd.DataFrame, found: Sequence[Crossover]) -> None:
-    """Mark every crossing on the lines of one panel, with its interval; `rows` are the panel's."""
-    cases, impls = set(rows["case_id"]), set(rows["impl"])
-    here = [c for c in found if c.case.case_id in cases and {c.first, c.second} <= impls]
-    of_impls = [c for c in here if c.by == "impl" and c.crossings]
-    for crossover in of_impls:
-        line = rows[(rows["impl"] == crossover.first) & rows["speedup"].notna()]
-        line = line.sort_values("seq_len").astype({"seq_len": float})
-        for crossing in crossover.crossings:
-            y = 1.0  # the baseline's line, where it is one of the two; else on the line as drawn
-            if rows["baseline"].iloc[0] not in (crossover.first, crossover.second):
-                logs = np.log(line["seq_len"]), np.log(line["speedup"])
-                y = np.exp(np.interp(math.log(crossing.n), *logs)) if len(line) else math.nan
-            n = crossing.n
-            ax.errorbar(
-                [n], [y], xerr=[[n - crossing.low], [crossing.high - n]], marker="|",
-                markersize=13, markeredgewidth=1.4, elinewidth=1.0, capsize=2.5, color=INK,
-                zorder=3.5,
+def _draw_dots(page: ChartPage, frame: Frame, size: Size) -> Figure:
+    """A row for each line, the best first, with its interval and its value."""
+    chart = frame.chart
+    upwards = not (chart.rate or chart.reference)
+    parts = [panel.rows.sort_values(chart.value, ascending=upwards) for panel in page.panels]
+    own = [
+        [
+            Row(figures.short(row["line"]), chart.text(row[chart.value] / frame.unit[0]),
+                frame.looks[row["impl"]].colour) for row in rows.to_dict("records")
+        ] for rows in parts
+    ]  # fmt: skip
+    figure, found = figures.row_panels(own, size, figures.WIDE)
+    for ax, panel, rows in zip(found, page.panels, parts, strict=True):
+        frame.put(ax, "x", rows)
+        ax.set_title(panel.title, loc="left", pad=5, color=INK)
+        if chart.reference:
+            value, column = chart.reference
+            ax.axvline(value, **axes.DASHED)
+            if column:
+                ax.set_title(str(rows[column].iloc[0]) + " = 1×", loc="right", color=QUIET, pad=5)
+        colours = [frame.looks[impl].colour for impl in rows["impl"]]
+        for y, row in enumerate(rows.to_dict("records")):
+            ax.plot(
+                frame.inside(row[chart.value]), y, color=colours[y], markersize=6, clip_on=False,
+                marker=frame.looks[row["impl"]].marker, **figures.FILLED,
             )  # fmt: skip
+        if chart.low and chart.high:
+            ax.hlines(range(len(rows)), rows[chart.low], rows[chart.high], colours, linewidth=1.2)
+        if chart.predicted:
+            at = rows[chart.predicted].clip(lower=frame.limits[0])
+            ys = np.arange(len(rows))
+            ax.vlines(at, ys - 0.35, ys + 0.35, colours, linewidth=1.2)
+    return figure
+
+
+def crossings(rows: pd.DataFrame, found: Sequence[Crossover]) -> list[tuple[float, ...]]:
+    """Where one line of a panel overtakes another: n, the ends of its interval, height.
+
+    The height is on the line of the baseline, where it is one of the two; else on the first's.
+    """
+    marks: list[tuple[float, ...]] = []
+    found = [each for each in found if each.by == "impl" and each.crossings]
+    if not found:
+        return marks
+    of_case = {(row["case_id"], row["impl"]): row["line"] for row in rows.to_dict("records")}
+    baseline = str(rows["baseline"].iloc[0])
+    for each in found:
+        pair = each.first, each.second
+        lines = [of_case.get((each.case.case_id, name)) for name in pair if name != baseline]
+        if None in lines:
+            continue
+        line = rows[(rows["line"] == lines[0]) & rows["speedup"].notna()].sort_values("seq_len")
+        xs, ys = (np.log(line[name].astype(float)) for name in ("seq_len", "speedup"))
+        for at in each.crossings:
+            y = 1.0 if baseline in pair else math.exp(np.interp(math.log(at.n), xs, ys))
+            marks.append((at.n, at.low, at.high, y))
+    return marks

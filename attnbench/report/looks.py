@@ -1,10 +1,13 @@
-"""The colour and the marker that stand for an implementation, a cache or a projection."""
+"""The colour and the marker that stand for an implementation, in every figure and table."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
+
+from attnbench.base.parameters import base_name
 
 
 @dataclass(frozen=True)
@@ -25,58 +28,38 @@ KNOWN: dict[str, Look] = {
     "sdpa-flash": Look("#d55e00", "^"),
     "sdpa-efficient": Look("#009e73", "<"),
     "sdpa-cudnn": Look("#cc79a7", ">"),
-    "sdpa-mask": Look("#332288", "h"),
+    "sdpa-mask": Look("#332288", "*"),
     "chunked": Look("#e69f00", "P"),
     "split-kv": Look("#44aa99", "d"),
     "flex": Look("#882255", "p"),
     "naive-compiled": Look("#999933", "X"),
 }
-
-# Caches have other colours than implementations: Tol's "high contrast".
-CACHES: dict[str, Look] = {
-    "rerun": Look("#bb5566", "s"),
-    "none": Look("#ddaa33", "v"),
-    "concat": Look("#004488", "^"),
-    "static": Look("#000000", "o"),
-    "sliding": Look("#44aa99", "D"),
-    "paged": Look("#882255", "P"),
-    "int8": Look("#117733", "X"),
-    "int8-head": Look("#999933", "d"),
-    "latent": Look("#cc6677", "*"),
-}
-
-PROJECTIONS: dict[str, Look] = {
-    "fused": Look("#000000", "o"),
-    "separate": Look("#004488", "^"),
-    "per-head": Look("#ddaa33", "v"),
-    "mla": Look("#cc6677", "*"),
-    "pruned": Look("#44aa99", "D"),
-    "tied": Look("#882255", "P"),
-    "tied-layers": Look("#999933", "X"),
-}
-LINES = {"cache": CACHES, "projection": PROJECTIONS}  # by the column that tells lines apart
-
 _OTHER_COLOURS = ("#aa4499", "#117733", "#b8860b", "#6a3d9a", "#8c564b", "#3b7dd8")
-_OTHER_MARKERS = ("*", "d", "H", "8", "P", "^", "s", "v")
-OTHERS = tuple(
-    Look(colour, marker) for marker in _OTHER_MARKERS for colour in _OTHER_COLOURS
+_OTHER_MARKERS = ("^", "s", "D", "v", "P", "X", "d", "p")
+_OTHERS = [Look(colour, marker) for marker in _OTHER_MARKERS for colour in _OTHER_COLOURS]
+_MORE = """linear sliding-window bigbird nystrom linformer performer
+    strided reformer retention dilated-window window-global gru
+    linear-recurrent linear-parallel strided-fixed bigbird-flex sdpa-grouped""".split()
+KNOWN |= {name: _OTHERS.pop(0) for name in _MORE}
+# Of the caches, projections or parameters of an implementation, in their order.
+DASHES: tuple[Any, ...] = (
+    "-", (0, (5, 2)), (0, (1.2, 1.5)), (0, (6, 2, 1.2, 2)), (0, (2.5, 1.5)), (0, (9, 3)),
 )  # fmt: skip
 
 
-def looks_of(names: Iterable[str], known: Mapping[str, Look] = KNOWN) -> dict[str, Look]:
-    """Give each name its look: the built-ins their own, any other one that its name decides.
+def looks_of(names: Iterable[str]) -> dict[str, Look]:
+    """Give each name its look, whatever its parameters: the built-ins their own, others by name.
 
     The slot comes from a hash of the name, so that an implementation keeps its look from run to
     run; only where two names of one run meet in a slot does the later one, in alphabetical order,
     move on to the next free one. Slots are shared when there are more names than slots.
     """
-    wanted = set(names)
-    given = {name: known[name] for name in sorted(wanted & set(known))}
-    taken: set[int] = set()
-    for name in sorted(wanted - set(known)):
-        start = int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(OTHERS)
-        slots = [(start + step) % len(OTHERS) for step in range(len(OTHERS))]
+    bases = {name: base_name(name) for name in names}
+    given, taken = dict(KNOWN), set[int]()
+    for name in sorted(set(bases.values()) - set(KNOWN)):
+        start = int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(_OTHERS)
+        slots = [(start + step) % len(_OTHERS) for step in range(len(_OTHERS))]
         slot = next((slot for slot in slots if slot not in taken), start)
         taken.add(slot)
-        given[name] = OTHERS[slot]
-    return given
+        given[name] = _OTHERS[slot]
+    return {name: given[base] for name, base in bases.items()}

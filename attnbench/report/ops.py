@@ -8,7 +8,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
@@ -18,7 +17,7 @@ from attnbench.base import units
 from attnbench.report import axes, figures
 from attnbench.report.document import Picture
 from attnbench.report.documents import profile
-from attnbench.report.figures import INK, QUIET, FigureKind
+from attnbench.report.figures import INK, QUIET, FigureKind, Margins, Row, Sketch
 from attnbench.schema.profile import Live, Profile
 
 MOST_BARS = 8  # of single ops
@@ -49,13 +48,14 @@ MEMORY = FigureKind(
 def draw_waterfall(found: Difference, folder: Path) -> list[Picture]:
     """Bars from the one time to the other."""
     alt = [f"{of.name} {_words(of)}" for of in profile.entries(found, MOST_BARS)]
-    return _drawn(WATERFALL, waterfall, found, found.a, alt, folder)
+    caption = f"{' → '.join(profile.labels(found))}; {profile.case_words(found.a)}"
+    return _drawn(WATERFALL, waterfall, found, caption, alt, folder)
 
 
 def draw_ops(profiles: Sequence[Profile], folder: Path) -> list[Picture]:
     """The longest ops of each profile."""
     alt = [f"{p.label}: {p.ops[0].name} {units.time(p.ops[0].self_us)}" for p in profiles if p.ops]
-    return _drawn(OPS, top_ops, profiles, profiles[0], alt, folder)
+    return _drawn(OPS, top_ops, profiles, profile.case_words(profiles[0]), alt, folder)
 
 
 def draw_memory(profiles: Sequence[Profile], folder: Path) -> list[Picture]:
@@ -63,25 +63,28 @@ def draw_memory(profiles: Sequence[Profile], folder: Path) -> list[Picture]:
     alt = [
         f"{p.label}: peak {units.size(p.memory.peak_bytes)} in {p.memory.peak_op}" for p in profiles
     ]
-    return _drawn(MEMORY, memory, profiles, profiles[0], alt, folder)
+    return _drawn(MEMORY, memory, profiles, profile.case_words(profiles[0]), alt, folder)
 
 
 def _drawn(
-    kind: FigureKind, draw: Callable[[Any], Figure], of: Any, first: Profile, alt: list[str],
+    kind: FigureKind, draw: Callable[[Any], Figure], of: Any, caption: str, alt: list[str],
     folder: Path,
 ) -> list[Picture]:  # fmt: skip
-    with mpl.rc_context(fname=figures.STYLE):
-        return [kind.save_one(draw(of), profile.case_words(first), alt, folder)]
+    with figures.styled():
+        drawn = Sketch(kind=kind, draw=lambda _: draw(of), alt=alt, caption=caption)
+        return [drawn.save(folder)]
 
 
 def waterfall(found: Difference) -> Figure:
     """Bars from A's time to B's, one for each of the ops that changed most, and what remains."""
     changes = profile.entries(found, MOST_BARS, profile.LEAST)
     both = (found.a, found.b)
-    height = 0.29 * (len(changes) + 2) + 1.1
-    title = f"{WATERFALL.title}: {' → '.join(profile.labels(found))}"
-    figure = figures.figure_of((9.2, height), title, profile.case_words(found.a))
-    ax = figure.subplots()
+    rows = [
+        Row(profile.brief(of.label, LONGEST + 10), units.time(of.time.median_us), bold=True)
+        for of in both
+    ]
+    rows[1:1] = [Row(profile.brief(change.name, LONGEST), _words(change)) for change in changes]
+    figure, (ax,) = figures.row_panels([rows])
     edges = [*accumulate((of.delta_us for of in changes), initial=found.a.time.median_us)]
     for y, (change, at_us) in enumerate(zip(changes, edges, strict=False), start=1):
         signed = GREW if change.delta_us > 0 else SHRANK
@@ -91,10 +94,6 @@ def waterfall(found: Difference) -> Figure:
         ax.vlines(at_us, y + 0.33, y + 0.67, color=QUIET, linewidth=0.7, zorder=1.5)
     for y, of in zip((0, len(edges)), both, strict=True):
         ax.barh(y, of.time.median_us, height=0.66, color=TOTAL, zorder=2)
-    rows = [(profile.brief(of.label, LONGEST + 10), units.time(of.time.median_us)) for of in both]
-    rows[1:1] = [(profile.brief(change.name, LONGEST), _words(change)) for change in changes]
-    ax.set_ylim(len(rows) - 0.4, -0.6)
-    figures.name_rows(ax, rows, [INK], (0, len(rows) - 1))
     high, span = max(edges), max(edges) - min(edges)
     cut = 0 < span < CUT * high  # changes of a few percent are not seen on an axis from 0
     low = min(edges) - span if cut else min(0.0, *edges)
@@ -119,29 +118,29 @@ def _time_axis(ax: Axes) -> None:
 
 def top_ops(profiles: Sequence[Profile]) -> Figure:
     """The ops with the longest self times of each profile, a panel each, on one axis of time."""
-    ops = [
-        [op for op in of.ops[:MOST_BARS] if op.self_us >= profile.LEAST * of.time.median_us]
-        for of in profiles
-    ]
-    heights = [0.29 * (len(own) + 1) + 0.45 for own in ops]
-    figure = figures.figure_of(
-        (9.2, sum(heights) + 0.9), OPS.title, profile.case_words(profiles[0])
-    )
-    panels = figure.subplots(len(profiles), 1, squeeze=False, sharex=True, height_ratios=heights)[
-        :, 0
-    ]
-    for ax, each, own in zip(panels, profiles, ops, strict=True):
-        bars = [(profile.brief(op.name, LONGEST), op.self_us) for op in own]
-        if rest := len(each.ops) - len(own):
-            bars.append((f"{rest} more ops", each.self_us - sum(us for _, us in bars)))
-        colours, a_call_us = [SHRANK] * len(own) + [REST], each.time.median_us
-        times = [us for _, us in bars]
-        ax.barh(range(len(bars)), times, height=0.66, color=colours[: len(bars)], zorder=2)
-        rows = [(name, f"{units.time(us)}   {units.percent(us / a_call_us)}") for name, us in bars]
-        ax.set_ylim(len(rows) - 0.4, -0.6)
-        figures.name_rows(ax, rows, [INK], ())
-        ax.set_title(f"{each.label}, {units.time(each.time.median_us)} a call", loc="left",
-                     pad=5, color=INK)  # fmt: skip
+    groups, bars = [], []
+    for of in profiles:
+        call_us, ops = of.time.median_us, of.ops[:MOST_BARS]
+        own = [op for op in ops if op.self_us >= profile.LEAST * call_us]
+        shown = [(profile.brief(op.name, LONGEST), op.self_us, SHRANK) for op in own]
+        if rest := len(of.ops) - len(own):
+            left_us = of.self_us - sum(op.self_us for op in own)
+            shown.append((f"{rest} more ops", left_us, REST))
+        bars.append(shown)
+        groups.append(
+            [
+                Row(name, f"{units.time(us)}   {units.percent(us / call_us)}")
+                for name, us, _ in shown
+            ]
+        )
+    figure, panels = figures.row_panels(groups)
+    longest = max((us for shown in bars for _, us, _ in shown), default=1.0)
+    for ax, of, shown in zip(panels, profiles, bars, strict=True):
+        for y, (_, us, colour) in enumerate(shown):
+            ax.barh(y, us, height=0.66, color=colour, zorder=2)
+        title = f"{of.label}, {units.time(of.time.median_us)} a call"
+        ax.set_title(title, loc="left", pad=5, color=INK)
+        ax.set_xlim(0, 1.04 * longest)
         _time_axis(ax)
     panels[-1].set_xlabel("self time per call")
     return figure
@@ -149,8 +148,7 @@ def top_ops(profiles: Sequence[Profile]) -> Figure:
 
 def memory(profiles: Sequence[Profile]) -> Figure:
     """Live bytes over one call, a panel for each profile, on one axis of bytes."""
-    subject = profile.case_words(profiles[0])
-    figure, found = figures.panels(len(profiles), 2.9, MEMORY.title, subject)
+    figure, found = figures.panels([2.9] * len(profiles), Margins())
     peaks = [(p.memory.peak_bytes, profile.predicted_peak(p.memory)) for p in profiles]
     top = float(max(1, *(value for pair in peaks for value in pair if value is not None)))
     for ax, each in zip(found, profiles, strict=True):

@@ -1,46 +1,101 @@
-"""The figures of a run's page: charts against n, rooflines, trade-offs, and how cost grows."""
+"""The figures of a run's page, and those for papers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
 
-from attnbench.analysis.crossovers import Crossover
+from attnbench.analysis import table
+from attnbench.analysis.crossovers import Crossover, crossovers
 from attnbench.analysis.scaling.results import Scaling
+from attnbench.base.parameters import base_name
+from attnbench.base.registry import require
+from attnbench.errors import StoreError, UsageError
 from attnbench.report import exponents, figures, lines, models, roofline, tradeoff
-from attnbench.report.charts import with_rate_interval
+from attnbench.report.charts import CHARTS
 from attnbench.report.document import Picture
+from attnbench.report.figures import Size, Sketch
 from attnbench.report.looks import looks_of
+from attnbench.store.runs import Run
+
+NAMES = (*CHARTS.names(), tradeoff.TRADEOFF.name)
+PAPER: Any = {"font.size": 7.5, "axes.titlesize": 7.5, "axes.labelsize": 7.5}
+UNDATED: Any = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+
+
+def sketches(
+    cells: pd.DataFrame, costs: pd.DataFrame, environment: Mapping[str, Any],
+    crossing: Sequence[Crossover],
+) -> Iterator[Sketch]:  # fmt: skip
+    """Every chart that has data, trade-offs and rooflines."""
+    work = cells["tflops"] * cells["time_us"]
+    low, high = work / cells["time_us_high"], work / cells["time_us_low"]
+    cells = cells.assign(tflops_low=low, tflops_high=high)
+    yield from lines.sketches({"cells": cells, "costs": costs}, environment, crossing)
+    yield from tradeoff.sketches(cells)
+    yield from roofline.sketches(cells)
 
 
 def draw_charts(
     cells: pd.DataFrame, costs: pd.DataFrame, environment: Mapping[str, Any],
-    crossovers: Sequence[Crossover], folder: Path,
+    crossing: Sequence[Crossover], folder: Path,
 ) -> list[Picture]:  # fmt: skip
     """Draw every chart that has data, and the rooflines, into `folder`."""
-    cells = with_rate_interval(cells)
-    tables = {"cells": cells, "costs": costs}
-    with mpl.rc_context(fname=figures.STYLE):
-        return [
-            *lines.draw_all(tables, environment, folder, crossovers),
-            *tradeoff.draw_all(cells, folder),
-            *roofline.draw_all(cells, folder),
-        ]
+    with figures.styled():
+        found = sketches(cells, costs, environment, crossing)
+        return [sketch.save(folder) for sketch in found]
 
 
 def draw_growth(scaling: Scaling, folder: Path) -> list[Picture]:
     """Draw every figure of growth that has data, into `folder`."""
-    names = {fit.series.impl for fit in scaling.exponents}
-    names |= {fit.impl for fit in scaling.exact} | {fit.impl for fit in scaling.models}
-    looks = looks_of(names)
-    with mpl.rc_context(fname=figures.STYLE):
-        return [
-            *exponents.draw_forests(scaling.exponents, looks, folder),
-            *exponents.draw_fits(scaling.exponents, looks, folder),
-            *models.draw_all(scaling.models, looks, folder),
-            *models.draw_exact(scaling.exact, looks, folder),
+    looks = looks_of(
+        {fit.series.impl for fit in scaling.exponents} | {fit.impl for fit in scaling.models}
+    )
+    with figures.styled():
+        found = [
+            *exponents.sketches(scaling.exponents, looks),
+            *models.sketches(scaling.models, looks),
         ]
+        return [sketch.save(folder) for sketch in found]
+
+
+def draw_for_paper(
+    run: Run, names: Sequence[str], *, baseline: str | None, impls: Sequence[str], kind: str,
+    width: float, titled: bool,
+) -> list[Path]:  # fmt: skip
+    """Write the figures of these names into the folder of the run, so many inches wide.
+
+    Of `impls` alone, where any are given; one without its parameters means all of that name.
+
+    Raises:
+        UsageError: there is no such figure or implementation, or the run has no data for it.
+        StoreError: the folder cannot be written.
+    """
+    require("figure", names, NAMES, "--figure")
+    cells, costs = table.load(run, baseline), table.rope_cost(run)
+    known = {impl: {impl, base_name(impl)} for impl in cells["impl"].unique()}
+    require("implementation", impls, list(chain(*known.values())), "--impls")
+    wanted = [impl for impl, own in known.items() if own & set(impls) or not impls]
+    cells, costs = (of[of["impl"].isin(wanted)] for of in (cells, costs))
+    environment = run.shared(run.environments)
+    found = [*sketches(cells, costs, environment, crossovers(run, baseline))]
+    had = dict.fromkeys(sketch.kind.name for sketch in found)
+    for name in (name for name in names if name not in had):
+        there_are = ", ".join(had) or "none"
+        raise UsageError(f"no data for figure '{name}' (--figure); there are: {there_are}")
+    folder, paths = run.path / "figures", []
+    try:
+        folder.mkdir(exist_ok=True)
+        with figures.styled(), mpl.rc_context(PAPER):
+            for sketch in (each for name in names for each in found if each.kind.name == name):
+                figure = sketch.draw(Size(width, sketch.kind.title if titled else ""))
+                paths.append(folder / f"{sketch.stem}.{kind}")
+                figure.savefig(paths[-1], dpi=300, metadata=UNDATED.get(kind))
+    except OSError as err:
+        raise StoreError(f"cannot write {folder} ({err.strerror})") from err
+    return paths

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -23,8 +22,6 @@ COLOURS: dict[Verdict, str] = {
     "regression": "#b3261e", "improvement": "#0060a8", "suspicious": "#b8860b",
 }  # fmt: skip
 COMMON = Look(QUIET, "o")
-
-
 Drawn = tuple[Line, Sign, str, Sentence]  # a line, its sign, its name, its steps
 
 
@@ -33,7 +30,7 @@ def draw_all(series: Series, drawn: Sequence[Drawn], folder: Path) -> list[Pictu
     del folder
     looks = looks_of(line.name.split()[0] for line, *_ in drawn if line.kind == "cell")
     pictures = []
-    with mpl.rc_context(fname=figures.STYLE):
+    with figures.styled():
         for line, sign, name, steps in drawn:
             panel = _panel(series, line, looks.get(line.name.split()[0], COMMON))
             head = Finding(sign=sign, verdict=line.verdict, subject=name, reason=steps)
@@ -57,8 +54,8 @@ def _panel(series: Series, line: Line, look: Look) -> Figure:
     room = max(0.25 * (high - low), 0.03 * high)
     low, high = low - room, high + room
     ax.scatter(
-        line.at, np.clip(y, low, high), s=7, color=look.colour, marker=look.marker, linewidth=0,
-        alpha=0.55, clip_on=False, zorder=2,
+        line.at, np.clip(y, low, high), s=13, color=look.colour, marker=look.marker, linewidth=0,
+        alpha=0.7, clip_on=False, zorder=2,
     )  # fmt: skip
     for (a, b), level in zip(parts, levels, strict=True):
         ax.hlines(level, line.at[a], line.at[b - 1], color=INK, linewidth=1.6, zorder=3)
@@ -76,13 +73,15 @@ def _panel(series: Series, line: Line, look: Look) -> Figure:
 
 def _axes(ax: Axes, series: Series, ends: tuple[float, float], unit: str) -> None:
     last = len(series.runs) - 1
-    places = sorted({0, last // 3, 2 * last // 3, last} if last >= 6 else {0, last})
     days = {run.when.date() for run in series.runs}
     form = "%H:%M" if len(days) == 1 else "%Y-%m-%d" if len(days) > 300 else "%b %d"
-    ax.set_xticks(places, [f"{series.runs[at].when:{form}}" for at in places])
-    labels = ax.get_xticklabels()
-    labels[0].set_horizontalalignment("left")
-    labels[-1].set_horizontalalignment("right")
+    texts = [f"{run.when:{form}}" for run in series.runs]
+    places: list[int] = []
+    for at, text in enumerate(texts):  # each day once, and none beside another
+        if text not in texts[:at] and (not places or at - places[-1] >= last / 4):
+            places.append(at)
+    ax.set_xticks(places, [texts[at] for at in places])
+    ax.get_xticklabels()[0].set_horizontalalignment("left")
     ax.set_xlim(-0.5, last + 0.5)
     ax.set_ylim(*ends)
     ax.locator_params(axis="y", nbins=4)

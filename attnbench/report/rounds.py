@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,17 +16,20 @@ from attnbench.base import units
 from attnbench.gate.decide.data import GateRun, Round, Variant
 from attnbench.gate.decide.outcome import Outcome
 from attnbench.report import figures
-from attnbench.report.document import Picture, Value
+from attnbench.report.document import Picture, Sign, Value
 from attnbench.report.documents import gate
-from attnbench.report.figures import QUIET, FigureKind
+from attnbench.report.figures import FigureKind, Row, Size, Sketch
 from attnbench.report.labels import labels
-from attnbench.report.looks import Look, looks_of
 from attnbench.report.render import written
 
 MOST_ROWS, MOST_PAGES = 42, 4  # cells of a figure, and figures
 LONGEST = 46  # letters of a label
+_MARKERS = {"screen": "○", "confirm": "●"}
 MARGIN, AGAINST, MEDIAN = "#e3e8ee", "#fbeae4", "#111111"
-CONTROL = Look("#8a8a8a", "o")
+# Dots have the colour of the verdict: that of an implementation would look like one.
+COLOURS: dict[Sign, str] = {
+    "good": "#4a5560", "better": "#0060a8", "bad": "#b3261e", "open": "#4a5560", "none": "#8a8a8a",
+}  # fmt: skip
 KIND = FigureKind(
     name="gate-rounds", title="A dot for every round",
     reading="Each dot is one round's change in time, candidate / base − 1, from top to bottom in"
@@ -44,17 +47,15 @@ class Strip:
     """One row of the figure: its dots (percent, marker), what was made of them, and the words."""
 
     label: str
-    look: Look
     dots: tuple[tuple[float, str], ...]
     middle: float | None
     ends: tuple[float, float] | None = None
     words: str
-    against: bool = False  # whether the verdict is held against the candidate
+    sign: Sign = "none"
 
 
 def cells(run: GateRun, outcome: Outcome) -> list[Strip]:
     """A row for each cell, the worst first."""
-    looks = looks_of(cell.impl for cell in run.cells)
     found = []
     for number, name, row in gate.ordered(run, outcome):
         change, wins = gate.changed(row), gate.wins(row)
@@ -65,9 +66,9 @@ def cells(run: GateRun, outcome: Outcome) -> list[Strip]:
         found.append(
             Strip(
                 label=label if len(label) <= LONGEST else f"…{label[1 - LONGEST :]}",
-                look=looks[row.cell.impl], dots=_dots(run.rounds, [number], "candidate"),
+                dots=_dots(run.rounds, [number], "candidate"),
                 middle=_percent(row.ratio), ends=_ends(change),
-                words=words, against=gate.SIGNS[row.verdict] == "bad",
+                words=words, sign=gate.SIGNS[row.verdict],
             )
         )  # fmt: skip
     return found
@@ -83,11 +84,11 @@ def controls(run: GateRun, outcome: Outcome) -> list[Strip]:
     aside = "  ! not to be trusted" if found.untrusted else ""
     return [
         Strip(
-            label="A/A control (base again)", look=CONTROL, dots=_dots(run.rounds, every, "null"),
+            label="A/A control (base again)", dots=_dots(run.rounds, every, "null"),
             middle=_percent(found.null_ratio), words=units.change(found.null_ratio) + aside,
         ),
         Strip(
-            label=f"positive control (+{units.brief_percent(run.rules.threshold)})", look=CONTROL,
+            label=f"positive control (+{units.brief_percent(run.rules.threshold)})",
             dots=_dots(run.rounds, every, "planted"),
             middle=_percent(found.planted_ratio), words=seen,
         ),
@@ -105,9 +106,6 @@ def _dots(
     )
 
 
-_MARKERS = {"screen": "○", "confirm": "●"}
-
-
 def _percent(ratio: float | None) -> float | None:
     return None if ratio is None else 100 * (ratio - 1)
 
@@ -118,14 +116,12 @@ def _ends(change: Value) -> tuple[float, float] | None:
 
 
 def limits(run: GateRun, strips: Sequence[Strip]) -> tuple[float, float]:
-    """The ends of the axis in percent: every median and interval, and all dots but the furthest."""
+    """The ends of the axis in percent: what is drawn, as far as three thresholds."""
     threshold = 100 * run.rules.threshold
-    drawn = [x for strip in strips for x in (strip.middle, *(strip.ends or ())) if x is not None]
-    dots = [x for strip in strips for x, marker in strip.dots if marker != "×"] or [0.0]
-    near = np.clip(np.quantile(dots, (0.02, 0.98)), -3 * threshold, 3 * threshold).tolist()
-    low = max(-100.0, min([-1.25 * threshold, *drawn, *near]))
-    high = max([1.5 * threshold, *drawn, *near])
-    return 1.05 * low, 1.05 * high
+    found = [x for strip in strips for x in (strip.middle, *(strip.ends or ())) if x is not None]
+    found += [x for strip in strips for x, _ in strip.dots]
+    low, high = max(-3 * threshold, min(found)), min(3 * threshold, max(found))
+    return 1.05 * min(low, -1.25 * threshold), 1.05 * max(high, 1.5 * threshold)
 
 
 def draw_all(run: GateRun, outcome: Outcome, folder: Path) -> list[Picture]:
@@ -134,65 +130,60 @@ def draw_all(run: GateRun, outcome: Outcome, folder: Path) -> list[Picture]:
     if not any(strip.dots for strip in strips):
         return []
     ends, common, drawn = limits(run, [*strips, *under]), labels(run.cells)[0], []
-    with mpl.rc_context(fname=figures.STYLE):
+    with figures.styled():
         for page in figures.pages(strips, lambda _: (), MOST_ROWS, MOST_PAGES):
-            rows, name = [*page.items, *under], common + page.place
-            name += f"; {page.left_out} more cells are not drawn" * bool(page.left_out)
-            figure, alt = _draw(run, rows, ends, name), [f"{row.label} {row.words}" for row in rows]
-            drawn.append(KIND.save_one(figure, name, alt, folder, str(page.number)))
+            rows = [*page.items, *under]
+            caption = "; ".join(filter(None, (common, page.subject.strip(" ()"))))
+            if page.left_out:
+                caption += f"; {page.left_out} more cells are not drawn"
+            drawn.append(
+                Sketch(
+                    kind=KIND, draw=partial(_draw, run, rows, ends), caption=caption,
+                    alt=[f"{row.label} {row.words}" for row in rows], slug=str(page.number),
+                ).save(folder)
+            )  # fmt: skip
     return drawn
 
 
-def _draw(run: GateRun, rows: Sequence[Strip], ends: tuple[float, float], name: str) -> Figure:
+def _draw(run: GateRun, rows: Sequence[Strip], ends: tuple[float, float], size: Size) -> Figure:
     """One figure; names on the left, what was made of the dots on the right."""
-    figure = figures.figure_of((10.5, 0.3 * len(rows) + 1.4), KIND.title, name)
-    ax = figure.subplots()
+    texts = [Row(row.label, row.words, COLOURS[row.sign], row.sign == "bad") for row in rows]
+    figure, (ax,) = figures.row_panels([texts], size, 10.5, figures.Margins(bottom=0.65), 0.3)
     _draw_axis(ax, 100 * run.rules.threshold, 100 * run.rules.margin, ends)
-    ax.set_ylim(len(rows) - 0.5, -0.5)
-    against = [y for y, row in enumerate(rows) if row.against]
-    colours = [QUIET if row.look is CONTROL else row.look.colour for row in rows]
-    figures.name_rows(ax, [(row.label, row.words) for row in rows], colours, against)
     for y, row in enumerate(rows):
         _draw_strip(ax, y, row, ends)
     return figure
 
 
 def _draw_axis(ax: Axes, threshold: float, margin: float, ends: tuple[float, float]) -> None:
-    """The change in percent, with the margin and the threshold.
-
-    Where something is far out, what is beyond 1.5 thresholds is logarithmic: a cell that takes
-    twice as long must not squeeze all others.
-    """
-    beyond = ""
-    if max(map(abs, ends)) > 4 * threshold:
-        ax.set_xscale("symlog", linthresh=1.5 * threshold)
-        beyond = f"; logarithmic beyond ±{1.5 * threshold:g} %"
+    """The change in percent, with the margin and the threshold."""
     ax.set_xlim(*ends)
     ax.axvspan(-margin, margin, color=MARGIN, linewidth=0, zorder=0.6)
     ax.axvline(threshold, color="#333333", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1.2)
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:+.3g} %".replace("-", "−") if x else "0")
     ax.set_xlabel(
-        f"change in time, candidate / base − 1{beyond}\n"
+        "change in time, candidate / base − 1\n"
         "○ screening   ● confirmation   × discarded   ┿ median, 95 % interval"
     )
 
 
 def _draw_strip(ax: Axes, y: int, row: Strip, ends: tuple[float, float]) -> None:
     """One row: its rounds from top to bottom, and under them the median with its interval."""
-    colour = row.look.colour
-    if row.against:
+    colour = COLOURS[row.sign]
+    if row.sign == "bad":
         ax.axhspan(y - 0.5, y + 0.5, color=AGAINST, linewidth=0, zorder=0.5)
     heights = np.linspace(y - 0.36, y + 0.16, len(row.dots) + 2)[1:-1]
     for marker, shape, ground, edge in (
         ("○", "o", "white", colour), ("●", "o", colour, colour), ("×", "x", "#a0a0a0", None),
     ):  # fmt: skip
         ax.scatter(
-            [min(max(x, ends[0]), ends[1]) for x, own in row.dots if own == marker],
+            [np.clip(x, *ends) for x, own in row.dots if own == marker],
             [height for (_, own), height in zip(row.dots, heights, strict=True) if own == marker],
             s=12, marker=shape, c=ground, edgecolors=edge, linewidth=0.8, alpha=0.75, zorder=2.5,
-            clip_on=False,
         )  # fmt: skip
     if row.ends is not None:
-        ax.hlines(y + 0.34, *row.ends, color=MEDIAN, linewidth=1.6, zorder=3.2)
+        ax.hlines(y + 0.34, *np.clip(row.ends, *ends), color=MEDIAN, linewidth=1.6, zorder=3.2)
     if row.middle is not None:
-        ax.vlines(row.middle, y + 0.22, y + 0.46, color=MEDIAN, linewidth=2.0, zorder=3.2)
+        ax.vlines(
+            np.clip(row.middle, *ends), y + 0.22, y + 0.46, color=MEDIAN, linewidth=2.0, zorder=3.2
+        )

@@ -49,7 +49,13 @@ def _compared(first: Source, other: Source, folders: Sequence[Path]) -> Comparis
     else:
         apart = elsewhere.compare(first, other)
     if not ((together and together.rows) or (apart and apart.standings)):
-        raise UsageError(f"{first.name} and {other.name} share no cell that has a time")
+        why = "share no cell that has a time"
+        if apart:
+            why = (
+                "are of different machines, whose times are not divided, and share no case of a"
+                " run whose order could be compared"
+            )
+        raise UsageError(f"{first.name} and {other.name} {why}")
     return Comparison(
         before=first, after=other, same=together, elsewhere=apart,
         environment=tuple(same.environment_changes(first, other)),

@@ -30,6 +30,7 @@ ALPHA = 0.005
 # Residuals that what history knows counts for: of all cells here beside those of the pair, and of a
 # cell beside those of its group.
 FREEDOM = 8
+LEAST_SHIFT = math.log(1.01)  # a shift of all cells below this is not worth a verdict
 UNEQUAL = 0.3  # what a neighbour adds to the time of a group differs by so much from cell to cell
 MOST_RUNS = 20  # of history: the latest
 MACHINE = ("device", "device_name", "cores", "caches", "cpu_capability", "node")
@@ -69,6 +70,12 @@ class Compared:
     rows: tuple[Row, ...]
     shift: Shift
     spread: Spread
+
+    @property
+    def all_moved(self) -> bool:
+        """Whether all cells moved together further than runs of equal code do."""
+        bound = self.spread.shift_bound
+        return bound is not None and abs(self.shift.run) > max(bound, LEAST_SHIFT)
 
 
 def same_machine(a: Source, b: Source) -> bool:

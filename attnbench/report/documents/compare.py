@@ -50,12 +50,17 @@ UNPAIRED = (
 )
 
 
-def document(found: Sequence[Comparison], *, fail_slower: bool = False) -> Document:
+def document(
+    found: Sequence[Comparison], *, fail_slower: bool = False, fail_removed: bool = False
+) -> Document:
     """Each run held against the first; the exit code is that of a finding only where asked for."""
-    slower = any(row.verdict == "slower" for one in found if one.same for row in one.same.rows)
+    same = [one.same for one in found if one.same]
+    slower = any(row.verdict == "slower" for of in same for row in of.rows)
+    moved = any(of.all_moved and of.shift.run > 0 for of in same)
+    code = ExitCode.FINDING if slower else ExitCode.INCONCLUSIVE if moved else ExitCode.OK
     ends = [_conclusion(one) for one in found]
-    order: tuple[Sign, ...] = ("bad", "better", "good", "none")
-    sections = [list(_sections(one)) for one in found]
+    order: tuple[Sign, ...] = ("bad", "open", "better", "good", "none")
+    sections = [list(_sections(one, "bad" if fail_removed else "none")) for one in found]
     if len(found) > 1:
         sections = [[
             Section(f"{one.after.name}: {words}", [Text(_sources(one)), *parts])
@@ -63,7 +68,8 @@ def document(found: Sequence[Comparison], *, fail_slower: bool = False) -> Docum
         ]]  # fmt: skip
     return Document(
         kind="compare",
-        exit_code=ExitCode.FINDING if slower and fail_slower else ExitCode.OK,
+        exit_code=ExitCode.FINDING if fail_removed and any(map(_removed, found))
+        else code if fail_slower else ExitCode.OK,
         conclusion=Finding(
             sign=min((sign for sign, _ in ends), key=order.index),
             verdict="; ".join(words for _, words in ends), subject="the comparison",
@@ -78,11 +84,21 @@ def _conclusion(found: Comparison) -> tuple[Sign, str]:
     if found.same:
         verdicts = [row.verdict for row in found.same.rows]
         sign: Sign = next((SIGNS[of] for of in VERDICTS if of in verdicts), "good")
-        return sign, units.tally(verdicts, VERDICTS)
+        words = units.tally(verdicts, VERDICTS)
+        if found.same.all_moved:
+            way = "slower" if found.same.shift.run > 0 else "faster"
+            return "open" if sign == "good" else sign, f"all cells {way} together; {words}"
+        return sign, words
     assert found.elsewhere is not None, "a comparison is the one or the other"
     count = len(found.elsewhere.reversals)
     what = "order reversal" + "s" * (count != 1)
     return "none", f"measured on different machines: {count or 'no'} {what}"
+
+
+def _removed(found: Comparison) -> list[str]:
+    """What the first has and the other has not: a test that was renamed passes no gate."""
+    gone = (cell for key, cell in found.before.cells.items() if key not in found.after.cells)
+    return [f"{cell.impl} {cell.label}".strip() for cell in gone]
 
 
 def _sources(found: Comparison) -> list[str]:
@@ -101,9 +117,14 @@ def _machine(source: Source) -> str:
     return str(source.environment.get("device_name") or "an unnamed device")
 
 
-def _sections(found: Comparison) -> Iterator[Section]:
+def _sections(found: Comparison, gone: Sign) -> Iterator[Section]:
     if found.environment:
         yield Section("The environments differ", [Text(changes(found.environment))])
+    if removed := _removed(found):
+        yield Section(f"Only in {found.before.name}", [
+            Finding(sign=gone, verdict="removed", subject=name, test=("removed", name),
+                    reason="removed") for name in removed
+        ])  # fmt: skip
     if found.same:
         yield from _same(found, found.same)
     elif found.elsewhere:
@@ -137,6 +158,8 @@ def _same(found: Comparison, same: Compared) -> Iterator[Section]:
             " been one" + "; what is below that these runs cannot show" * (not changed),
             count=Value(len(seen)), least=Value(median(seen), "share"),
         ))  # fmt: skip
+    if same.all_moved:
+        yield Section("All cells moved together", [Text([_together(same)])])
     yield Section(title, [Text(sentences), table(changed)])
     yield Section("Common to all cells", [Text(list(_common(same)))])
     if against := [of for of in found_of.values() if of.sign == "none"]:
@@ -159,13 +182,25 @@ def _finding(name: str, row: Row) -> Finding:
     )  # fmt: skip
 
 
+def _together(same: Compared) -> Words:
+    return sentence(
+        "all times together changed by {shift}; from one earlier run of equal code to the next it"
+        " is at most ± {usual} (99 %, of {count}): the machine, or a change common to all cells",
+        shift=Value(math.exp(same.shift.run), "change"), usual=_share(same.spread.shift_bound or 0),
+        count=Value(len(same.spread.shifts)),
+    )  # fmt: skip
+
+
 def _common(same: Compared) -> Iterator[Words]:
     """The shift, how far such shifts go by themselves, and what unpaired runs cannot prove."""
-    text = "all times together: {shift} (how much is usual between runs of equal code is not known)"
-    usual = max(map(abs, same.spread.shifts), default=0.0)
-    if same.spread.shifts:
-        text = "all times together: {shift} (between earlier runs of equal code up to ± {usual})"
-    yield sentence(text, shift=Value(math.exp(same.shift.run), "change"), usual=_share(usual))
+    text = (
+        "all times together: {shift}; whether that is unusual is not known: it takes four earlier"
+        " runs of equal code"
+    )
+    if (usual := same.spread.shift_bound) is not None:
+        text = "all times together: {shift} (99 % of such shifts are within ± {usual})"
+    shift = Value(math.exp(same.shift.run), "change")
+    yield sentence(text, shift=shift, usual=_share(usual or 0.0))
     own = [abs(value) for value in same.shift.groups.values()]
     if own and max(own) > NOTABLE:
         yield sentence(

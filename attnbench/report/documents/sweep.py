@@ -46,9 +46,9 @@ MOST_CROSSOVERS, MOST_SUSPECTS = 120, 50
 ORDER = {"crosses": 0, "none": 1, "no difference": 2}
 INNER = ("seq_len", "kv_len")  # what differs between the cases of one table
 PLOTS = (
-    "A colour and a marker stand for one implementation in all figures. A hollow marker has an"
-    " interval wider than ± 10 %, or none, or stands for an unsteady time. A × above a panel is a"
-    " cell without a result. The same figures are in plots/ as PNG and SVG."
+    "A colour and a marker stand for one implementation in all figures, a dash pattern for its"
+    " cache, projection or parameters; bars are intervals. The first figure of each kind is in"
+    " plots/ as PNG; attnbench report --figure NAME writes any of them for a paper."
 )
 CROSSINGS = (
     "Where one overtakes the other, all else being equal: by interpolation of the ratio of their"
@@ -157,7 +157,7 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> D
         conclusion=Finding(
             sign="open" if run.unfinished else sign, subject=run.run_id,
             verdict="unfinished" if run.unfinished else failed_sentence(frame).rstrip("."),
-            reason=failed_sentence(frame).rstrip(".") if run.unfinished else "",
+            reason=failed_sentence(frame).rstrip(".") if run.unfinished and bad else "",
         ),
         about=[
             *highlights(run, frame, costs),

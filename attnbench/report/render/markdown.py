@@ -45,7 +45,8 @@ def _parts(parts: Sequence[Part], level: int) -> Iterator[str]:
                 f"{LOOKS[sign].letter} {subjects}: {why}"
                 for sign, subjects, why in written.reasons(parts)
             )
-        case Table() as of if of.rows and (found := written.grid(of)):
+        case Table() as of if written.visible(of):
+            found = written.grid(of)
             rows = [[text for text, _ in row] for row in written.rows(found)[: of.most]]
             yield table([c.head for c in found], rows, numbers=[c.number for c in found])
             if (more := len(of.rows) - of.most) > 0:

@@ -70,9 +70,9 @@ def _parts(parts: Sequence[Part], to: Console) -> Iterator[RenderableType]:
 
 
 def _table(table: Table, to: Console) -> Iterator[RenderableType]:
-    found = written.grid(table)
-    if not (found and table.rows):
+    if not written.visible(table):
         return
+    found = written.grid(table)
     rows = [
         [Shown(text, LOOKS[sign].style) if sign else text for text, sign in row]
         for row in written.rows(found)

@@ -7,7 +7,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from attnbench.base import units
-from attnbench.report.document import Cell, Finding, Part, Section, Sign, Table, Unit, Value, Words
+from attnbench.report.document import (
+    Cell,
+    Finding,
+    Part,
+    Section,
+    Sign,
+    Table,
+    Text,
+    Unit,
+    Value,
+    Words,
+)
 
 _NAMED = 8  # subjects of which the same is said
 INTERVAL = "95 % interval"
@@ -173,6 +184,18 @@ def runs_of(parts: Sequence[Part]) -> list[list[Part]]:
         else:
             found.append([part])
     return found
+
+
+def visible(of: Part) -> bool:
+    """Whether people see anything of a part; a table without headers is for JSON alone."""
+    match of:
+        case Section(parts=parts):
+            return any(map(visible, parts))
+        case Table(rows=rows, columns=columns):
+            return bool(rows) and any(columns.values())
+        case Text(lines=lines):
+            return bool(lines)
+    return True
 
 
 def facts(known: Mapping[str, Value]) -> dict[str, str]:
