@@ -80,19 +80,16 @@ def sweep(
     from attnbench.execution.session import SweepRequest
     from attnbench.execution.session import sweep as start
     from attnbench.planning.plan import Axes
-    from attnbench.schema.axes import KEYWORDS
 
-    axis_names = ("workload", "impls", *KEYWORDS)
-    require("axis", axes, axis_names, "how to measure goes into settings={…}")
+    sweeps = (Axes(**axes),)
     known = [name for name in Settings.__dataclass_fields__ if name not in _NO_SETTINGS]
     require("setting", settings or {}, known, "settings={…}")
-    chosen = Settings(
-        files=tuple(str(Path(f).resolve()) for f in _plain("files", files)), **(settings or {})
-    )
+    files = (files,) if isinstance(files, str) else files
+    chosen = Settings(files=tuple(str(Path(file).resolve()) for file in files), **(settings or {}))
     if chosen.threads:
         raise UsageError("the number of threads is an axis: sweep(threads=(1, 2))")
     request = SweepRequest(
-        sweeps=(Axes(**{key: _plain(key, value) for key, value in axes.items()}),),
+        sweeps=sweeps,
         settings=chosen,
         output=Path(output),
         name=name,
@@ -110,10 +107,3 @@ def _typed(given: dict[str, Any]) -> dict[str, Any]:
     """Settings and axes as the options of `attnbench sweep` would be stored."""
     found = {n.removesuffix("_s"): v for n, v in given.items() if v is not None and v is not False}
     return found | ({"no_prune": True} if given.get("prune") is False else {})
-
-
-def _plain(axis: str, value: Any) -> Any:
-    """One value stands for a list of one, except for the workload, which has one value."""
-    if axis == "workload" or value is None:
-        return value
-    return (value,) if isinstance(value, (str, int, float)) else tuple(value)

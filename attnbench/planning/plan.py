@@ -45,22 +45,23 @@ class Axes:
     def __init__(
         self,
         workload: str = "attention",
-        impls: Iterable[str] | None = None,
+        impls: str | Iterable[str] | None = None,
         values: Mapping[str, tuple[Any, ...]] = {},
-        **axes: Iterable[Any] | None,
+        **axes: Any,
     ) -> None:
-        require("axis", axes, ("workload", "impls", *KEYWORDS))
-        given = {**values, **{name: tuple(v) for name, v in axes.items() if v is not None}}
-        names = None if impls is None else tuple(impls)
-        self.__dict__.update(workload=workload, impls=names, values=given)
+        known = ("workload", *KEYWORDS, "impls")
+        require("axis", axes, known, "how to measure goes into settings={…}")
+        given = {name: _listed(value) for name, value in axes.items() if value is not None}
+        names = None if impls is None else _listed(impls)
+        self.__dict__.update(workload=workload, impls=names, values={**values, **given})
 
     def having(self, **axes: Any) -> Self:
         """The same with other values of some axes."""
         return replace(self, **axes)
 
-    def foreign(self) -> set[str]:
-        """Keywords of the axes that its workload has not."""
-        return {name for name, axis in KEYWORDS.items() if not axis.applies(self.workload)}
+
+def _listed(value: Any) -> tuple[Any, ...]:
+    return (value,) if isinstance(value, (str, int, float)) else tuple(value)
 
 
 # A case with the implementations to measure in it.
@@ -410,8 +411,9 @@ def overridden(sweeps: Sequence[Axes], given: Mapping[str, Any]) -> tuple[Axes, 
         own = [axes for axes in sweeps if axes.workload == wanted]
         sweeps = own or [sweeps[0].having(workload=wanted)]
     asked = {name: v for name, v in given.items() if v is not None and name != "workload"}
-    nowhere = set.intersection(*(axes.foreign() for axes in sweeps))  # stays, to be refused
+    missing = [{n for n, x in KEYWORDS.items() if not x.applies(axes.workload)} for axes in sweeps]
+    nowhere = set.intersection(*missing)  # what no workload has stays, to be refused
     return tuple(
-        axes.having(**{n: v for n, v in asked.items() if n not in axes.foreign() - nowhere})
-        for axes in sweeps
+        axes.having(**{name: v for name, v in asked.items() if name not in names - nowhere})
+        for axes, names in zip(sweeps, missing, strict=True)
     )

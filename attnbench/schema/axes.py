@@ -44,11 +44,6 @@ class Axis:
         """What `attnbench.sweep` and presets call it."""
         return self.flag[2:].replace("-", "_")
 
-    @property
-    def column_kind(self) -> str:
-        """The kind of its column: a number or text."""
-        return {"names": "text", "scales": "float"}.get(self.kind, "int")
-
     def shown(self, default: str = "") -> str:
         """Its help, with the default, or another that a command has."""
         default = default or (f"as {AXES[self.follows].flag[2:]}" if self.follows else self.default)

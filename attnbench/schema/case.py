@@ -42,6 +42,8 @@ class Case:
     `decode` each is given hidden states of its own.
     For `decode`, `seq_len` is the context before the first of `new_tokens` generated tokens,
     of which `query_tokens` go through a step at once.
+    `layout` is that of q, k and v of `attention` in memory: contiguous BHLD, BLHD as projections
+    leave them, or `packed`, parts of one (B, L, H·D + G·D + G·V) buffer.
     `threads` are the CPU threads of the timed calls; on a GPU always 1, whatever the host does.
 
     Raises:
@@ -159,9 +161,6 @@ class Case:
 
 
 _NAMES = {item.name.rstrip("_"): item.name for item in fields(Case)}  # in JSON, and here
-DEFAULTS: dict[str, Any] = {item.name.rstrip("_"): item.default for item in fields(Case)} | {
-    "mask": FULL.text,
-    "position": NONE.text,
-}
 FOLLOWS = {name: axis.follows for name, axis in AXES.items() if axis.follows}
 _SIZES = [item.name for item in fields(Case) if str(item.type).startswith("int")]
+DEFAULTS = Case().to_json()

@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from attnbench.schema.axes import AXES
-from attnbench.schema.case import Case
+from attnbench.schema.case import DEFAULTS, Case
 from attnbench.schema.mask import MASKS
 from attnbench.schema.position import POSITIONS
 from attnbench.theory.caches import CACHES
@@ -29,7 +29,7 @@ def case_flags(case: Case, auto: str = "cpu") -> list[str]:
     `auto` is the device that is taken where none is named. What goes without saying is left out.
     """
     row, traits = case.to_json(), TRAITS.get(case.workload)
-    plain: dict[str, Any] = {**Case().to_json(), "device": auto}
+    plain: dict[str, Any] = {**DEFAULTS, "device": auto}
     for name, axis in AXES.items():
         if axis.follows or axis.applies(case.workload):
             plain[name] = row[axis.follows] if axis.follows else axis.default

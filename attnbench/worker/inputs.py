@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,13 +54,11 @@ def inputs_of(case: Case) -> Tensors:
     if case.layout == "BHLD":
         return {name: empty(case, (case.batch, *own)) for name, own in sizes.items()}
     widths = [heads * dim for heads, _, dim in sizes.values()]
-    rows: Sequence[torch.Tensor]
-    if case.layout == "packed":
-        whole = empty(case, (case.batch, case.seq_len, sum(widths)))
-        rows = whole.split_with_sizes(widths, -1)
-    else:
-        tokens = case.seq_len, case.kv_len, case.kv_len
-        rows = [empty(case, (case.batch, *at)) for at in zip(tokens, widths, strict=True)]
+    rows = (
+        empty(case, (case.batch, case.seq_len, sum(widths))).split_with_sizes(widths, -1)
+        if case.layout == "packed"
+        else [empty(case, (case.batch, n, heads * dim)) for heads, n, dim in sizes.values()]
+    )
     return {
         name: x.view(*x.shape[:2], heads, dim).transpose(1, 2).detach()
         for (name, (heads, _, dim)), x in zip(sizes.items(), rows, strict=True)
