@@ -23,15 +23,13 @@ from attnbench.cli.options import wrapped
 from attnbench.errors import UsageError
 from attnbench.execution.events import Events, Working
 from attnbench.planning.battery import battery
+from attnbench.schema.axes import AXES
 from attnbench.schema.check import CheckResult
 from attnbench.store.runs import INFO, RECORDS
 from tests import synthetic
 from tests.conftest import COMMAND, environment, exported, run_script, yielding
 
-SIZE_FLAGS = (
-    "--batch-sizes", "--heads", "--kv-heads", "--seq-lens", "--kv-lens", "--head-dims",
-    "--value-dims", "--widths", "--new-tokens",
-)  # fmt: skip
+SIZE_FLAGS = [axis.flag for axis in AXES.values() if axis.kind == "sizes"]
 NOT_SIZES = ("0", "-1", "x", "1.5", "1e3", "", ",", "1,,2", "..8", "8..", "²", "٣", "9" * 30,
              "9" * 5000)  # fmt: skip
 

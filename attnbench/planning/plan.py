@@ -344,7 +344,7 @@ def _doubled(text: str, flag: str) -> Iterator[str]:
 
 
 def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[str] = ()) -> None:
-    """Every name in the sweeps is one that the catalogue knows, or an implementation of `others`.
+    """Implementations and workload are in the catalogue, or in `others`; the workload has the axes.
 
     Raises:
         UnknownNameError: one is not; the message gives the nearest.
@@ -353,8 +353,6 @@ def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[s
     known = list(dict.fromkeys([*(info.name for info in catalogue.implementations), *others]))
     for axes in sweeps:
         strange = [base_name(text) for text in axes.impls or () if not meant(text, known)]
-        for text in axes.values.get("positions", ()):
-            parse_position(text)
         require("workload", [axes.workload], catalogue.workloads, "--workload")
         require("implementation", strange, known, "--impls")
         for name, registry in _PARAMETRIC.items():
