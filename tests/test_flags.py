@@ -42,9 +42,9 @@ def test_flags_of_odd_cases_are_these_again(case):
 ROOT = Path(__file__).resolve().parents[1]
 OTHER: dict[str, Any] = {  # of each axis a value that does not go without saying
     "pass": "both", "dtype": "bfloat16", "mask": "causal", "position": "rope", "scale": 0.25,
-    "layout": "packed", "projection": "tied", "cache": "int8", "width": 96, "heads": 8, "kv_heads": 2,
-    "new_tokens": 3, "query_tokens": 2, "layers": 3, "threads": 2, "batch": 7, "seq_len": 9, "kv_len": 11,
-    "head_dim": 48, "value_dim": 24,
+    "layout": "packed", "projection": "tied", "cache": "int8", "width": 96, "heads": 8,
+    "kv_heads": 2, "new_tokens": 3, "query_tokens": 2, "layers": 3, "threads": 2, "batch": 7,
+    "seq_len": 9, "kv_len": 11, "head_dim": 48, "value_dim": 24,
 }  # fmt: skip
 
 
