@@ -15,8 +15,8 @@ from tests.conftest import SLOW
 ROOT = Path(__file__).resolve().parents[1]
 SLACK = 200  # lines a limit may stand above what there is
 LIMITS = {  # folders, kinds of files: lines, files
-    ("attnbench impls", ".py"): (37_317, 222),
-    ("tests", ".py .toml .sh"): (25_856, 159),
+    ("attnbench impls", ".py"): (37_360, 222),
+    ("tests", ".py .toml .sh"): (25_859, 159),
 }
 
 
