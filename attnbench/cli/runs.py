@@ -47,7 +47,7 @@ def list_(names: tuple[str, ...], files: tuple[str, ...], device: str, **options
         for warning in runner.warnings:
             say(f"Warning: {warning}", err=True)
     answers, catalogue = look_up(names, catalogue) if names else ([], catalogue)
-    show(document(catalogue, answers, files), options)
+    raise SystemExit(show(document(catalogue, answers, files), options))
 
 
 @click.command()
