@@ -57,7 +57,9 @@ def test_lines_are_named_at_their_ends_in_their_colour_and_no_name_meets_another
     for chart in ("time", "workspace"):
         with figures.styled():
             names = ends(found[f"{chart}-attention-cpu-float32-forward"].draw(figures.Size(width)))
-        assert {name: look.colour for name, look in looks.items()}.items() <= names.items()
+        assert {
+            name: figures.dark(look.colour) for name, look in looks.items()
+        }.items() <= names.items()
 
 
 def test_of_many_lines_a_figure_has_ten_and_each_the_two_that_all_is_compared_with(tmp_path):
@@ -86,7 +88,7 @@ def test_a_line_of_decoding_is_an_implementation_with_a_cache(tmp_path):
     found = drawn(tmp_path, records)["decode-decode-cpu-float32-forward"]
     with figures.styled():
         names = ends(found.draw(figures.OWN))
-    colours = {f"{impl} {cache}": looks_of([impl])[impl].colour
+    colours = {f"{impl} {cache}": figures.dark(looks_of([impl])[impl].colour)
                for impl in ("naive", "sdpa") for cache in ("none", "static")}  # fmt: skip
     assert colours.items() <= names.items()
 

@@ -249,7 +249,7 @@ def test_json_is_one_object_with_facts_tests_findings_and_the_verdict(cli: Cli, 
     tests, advice, facts = (section["parts"] for section in told["sections"])
     assert "clock resolution" in [row["test"] for row in tests[0]["table"]]
     assert [(found["subject"], found["verdict"]) for found in advice] == [("load", "warning")]
-    assert facts[0]["load_1m"] == "9.0"
+    assert facts[0]["load_1m"] == 9.0
     assert facts[1]["clock, seen_us"]["value"] == FIT["tests"]["clock"]["seen_us"]
 
 

@@ -166,7 +166,7 @@ def test_what_turns_keys_anew_is_refused_in_decoding_past_its_length_alone():
     for text, held in {"rope-dynamic:": (16, 15), "rope-longrope:length=": (16, 15)}.items():
         fits, beyond = (case_of(position=f"{text}{n}", cache="static", **DECODE) for n in held)
         assert_right(fits, "naive")
-        assert "turns keys anew" in (reasons_against([beyond], ["naive"])["naive"][0] or "")
+        assert "turns keys again" in (reasons_against([beyond], ["naive"])["naive"][0] or "")
 
 
 LONG: dict[str, dict[str, Any]] = {

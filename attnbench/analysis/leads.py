@@ -169,7 +169,7 @@ def _fastest(run: Run, frame: pd.DataFrame) -> Iterator[Lead]:
             aside = f" (it is {_off(first)})"
         elif (ahead := case.iloc[0])["impl"] != first["impl"] and first["behind_low"] > 1:
             times = f"{units.digits(first['behind'])} times as fast"
-            aside = f"; {_off(ahead)}, {ahead['impl']} is {times}"
+            aside = f"; {ahead['impl']} is {times}, but {_off(ahead)}"
         lead = Lead(kind="fastest", row=first, first=first["impl"], aside=aside)
         if len(rows) > 1:
             names = [str(name) for name in rows["impl"].iloc[:2]]

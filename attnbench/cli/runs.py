@@ -27,7 +27,7 @@ from attnbench.errors import StoreError, UsageError
 
 @click.command("list")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@command_options("list", impl=impl_files())
+@command_options("list", impl=impl_files("A Python file with implementations of yours."))
 def list_(names: tuple[str, ...], files: tuple[str, ...], device: str, **options: Any) -> None:
     """Show the implementations, by family.
 
@@ -47,7 +47,7 @@ def list_(names: tuple[str, ...], files: tuple[str, ...], device: str, **options
         for warning in runner.warnings:
             say(f"Warning: {warning}", err=True)
     answers, catalogue = look_up(names, catalogue) if names else ([], catalogue)
-    show(document(catalogue, answers, files), options)
+    raise SystemExit(show(document(catalogue, answers, files), options))
 
 
 @click.command()
@@ -67,12 +67,13 @@ def report(run: str, output: Path, baseline: str | None, names: list[str], **pap
 
         for path in draw_for_paper(
             found_run(run, output), names, baseline=baseline, impls=paper["impls"] or (),
-            kind=paper["kind"] or "pdf", width=paper["width"] or 3.3, titled=not paper["untitled"],
+            where=paper["where"], kind=paper["kind"] or "pdf", width=paper["width"] or 3.3,
+            titled=not paper["untitled"],
         ):  # fmt: skip
             click.echo(path)
         return
     if any(paper.values()):
-        raise UsageError("--format, --width, --impls and --no-title are for --figure NAME")
+        raise UsageError("--format, --width, --impls, --where and --no-title are for --figure NAME")
     path, document = stored(run, output, baseline)
     formats = ["html"] if document.kind == "gate" else ["markdown", "html"]
     click.echo(written(path, document, formats).commands[0][1])

@@ -12,7 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from attnbench.base import units
-from attnbench.report.figures import INK, QUIET, SMALL, short
+from attnbench.report.figures import QUIET, SMALL, dark, short
+from attnbench.report.looks import Look
 
 Text = Callable[[float], str]
 MOST_TICKS = 9
@@ -31,7 +32,7 @@ class End(NamedTuple):
     x: float
     y: float
     name: str
-    colour: str = INK
+    look: Look = Look(QUIET, "")
 
 
 def length_axis(ax: Axes, lengths: Sequence[int]) -> None:
@@ -114,7 +115,7 @@ def guide(ax: Axes, anchor: tuple[float, float], power: int) -> End:
     xs = ax.get_xlim()
     ys = [y0 * (x / n0) ** power for x in xs]
     ax.plot(xs, ys, **DASHED)
-    return End(xs[1], ys[1], {1: "∝ n", 2: "∝ n²"}.get(power, f"∝ n^{power}"), QUIET)
+    return End(xs[1], ys[1], {1: "∝ n", 2: "∝ n²"}.get(power, f"∝ n^{power}"))
 
 
 def across(ax: Axes, value: float, name: str, above: float = 2) -> None:
@@ -138,15 +139,21 @@ def label_ends(ax: Axes, ends: Sequence[End]) -> None:
     heights = spread(at[:, 1].tolist(), LINE * SMALL * point, box.y0, box.y1)
     to_figure = figure.transFigure.inverted().transform
     for end, (x, y), height in zip(ends, at, heights, strict=True):
-        left, bottom = to_figure((box.x1 + 9 * point, height))
+        colour, marker = dark(end.look.colour), end.look.marker
+        left, bottom = to_figure((box.x1 + (18 if marker else 9) * point, height))
         ax.text(
-            left, bottom, short(end.name), transform=figure.transFigure, color=end.colour,
+            left, bottom, short(end.name), transform=figure.transFigure, color=colour,
             fontsize=SMALL, va="center_baseline",
         )  # fmt: skip
+        if marker:  # colours repeat where there are many
+            place = [[part] for part in to_figure((box.x1 + 12 * point, height))]
+            mark = Line2D(*place, transform=figure.transFigure, color=colour, marker=marker)
+            mark.set(markersize=4.5, markeredgewidth=0)
+            figure.add_artist(mark)
         if abs(height - y) > 2 * point or x < box.x1 - 20 * point:
             first, last = to_figure([(x + 4 * point, y), (box.x1 + 7 * point, height)])
             leader = Line2D(*zip(first, last, strict=True), transform=figure.transFigure)
-            leader.set(color=end.colour, linewidth=0.5, alpha=0.6)
+            leader.set(color=colour, linewidth=0.5, alpha=0.6)
             figure.add_artist(leader)
 
 

@@ -28,7 +28,7 @@ class Value:
     None is unknown, never 0. `of` names the quantity, where a column holds several; `mark` follows.
     """
 
-    number: float | int | str | None
+    number: float | int | str | bool | None
     unit: Unit = "text"
     low: float | None = None
     high: float | None = None
@@ -147,7 +147,7 @@ class Section:
 Part = Finding | Table | Figure | Text | Facts | Section
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Document:
     """What a command found. `about` is what it is of, in a few words; `facts` are its rules.
 
@@ -164,6 +164,12 @@ class Document:
     spent_s: float | None = None
     commands: Sequence[tuple[str, str]] = ()
 
+    def __repr__(self) -> str:
+        """The text, as on a terminal."""
+        from attnbench.report.render import rendered
+
+        return rendered(self)
+
     def _repr_html_(self) -> str:
         """The page in a frame, as notebooks show it."""
         from attnbench.report.render import rendered
@@ -178,13 +184,15 @@ def facts(known: Mapping[str, Any]) -> Facts:
     for name, value in known.items():
         if isinstance(value, dict):  # that of the caches, whose values are bytes
             parts = value.items() if name != "ceilings" else ()  # which have a table of their own
-            found |= {f"{name}, {key}": Value(x, "bytes") for key, x in parts}
+            sizes: dict[type, Unit] = {int: "bytes"}
+            found |= {f"{name}, {key}": Value(x, sizes.get(type(x), "text")) for key, x in parts}
         elif isinstance(value, list | tuple):
             found[name] = Value(", ".join(map(str, value)))
         elif type(value) is int and name.endswith("_bytes"):
             found[name] = Value(value, "bytes")
         else:
-            found[name] = Value(value if value is None else str(value))
+            plain = value is None or isinstance(value, int | float | str)
+            found[name] = Value(value if plain else str(value))
     return found
 
 

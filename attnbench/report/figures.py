@@ -14,6 +14,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextToPath
@@ -22,6 +23,7 @@ from attnbench.report.document import Picture
 
 WIDE, NARROW = 6.9, 5.1  # inches of a panel that stands alone, and of one of two in a row
 DPI = 130
+WEIGHTS = 0.2126, 0.7152, 0.0722  # of red, green and blue in luminance (WCAG 2)
 LONGEST = 34  # letters of a name beside a panel
 SMALL = 7.5  # points of names and notes
 ROW = 0.2  # inches of a row
@@ -113,10 +115,18 @@ def row_panels(
             for x, text, ha in ((-1, row.left, "right"), (1, row.right, "left")):
                 ax.annotate(
                     text, (max(x, 0), y), xycoords=("axes fraction", "data"), xytext=(8 * x, 0),
-                    textcoords="offset points", ha=ha, va="center", color=row.colour,
+                    textcoords="offset points", ha=ha, va="center", color=dark(row.colour),
                     fontsize=SMALL, fontweight="bold" if row.bold else "normal",
                 )  # fmt: skip
     return figure, found
+
+
+def dark(colour: str) -> str:
+    """The colour, for letters: as dark as white paper needs, a contrast of 4.5."""
+    rgb: tuple[float, ...] = to_rgb(colour)
+    while (1.05 / (0.05 + sum(w * c**2.2 for w, c in zip(WEIGHTS, rgb, strict=True)))) < 4.5:
+        rgb = tuple(0.95 * c for c in rgb)
+    return str(to_hex(rgb))  # type: ignore[arg-type]  # three of them
 
 
 def width_of(text: str) -> float:

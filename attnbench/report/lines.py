@@ -19,7 +19,7 @@ from attnbench.base import units
 from attnbench.report import axes, charts, figures
 from attnbench.report.axes import End
 from attnbench.report.charts import CHARTS, Chart, ChartPage, Scale, Tables
-from attnbench.report.figures import INK, QUIET, FigureKind, Margins, Row, Size, Sketch
+from attnbench.report.figures import INK, FigureKind, Margins, Row, Size, Sketch
 from attnbench.report.looks import DASHES, Look, looks_of
 from attnbench.theory.traits import TRAITS
 
@@ -84,7 +84,9 @@ class Frame:
             base = 2 if self.scale == "log2" else 10
             text = self.chart.text
             axes.log_axis(ax, which, self.limits, base, lambda value: text(value / self.unit[0]))
-        name = self.chart.axis.format(unit=self.unit[1])
+        column = (self.chart.reference or (1.0, ""))[1]
+        baseline = str(rows[column].iloc[0]) if column else ""
+        name = self.chart.axis.format(unit=self.unit[1], baseline=baseline)
         if self.chart.predicted and rows[self.chart.predicted].notna().any():
             name += ": ● measured, — predicted" if which == "y" else ": ● measured, | predicted"
         axis.set_label_text(name)
@@ -118,7 +120,7 @@ def line_panels(page: ChartPage, names: Sequence[str], size: Size) -> tuple[Figu
     own = size.width or figures.NARROW
     height = min(PANEL_INCHES, max(2.1, 0.7 * own))
     top = 0.32 if any(panel.title for panel in page.panels) else 0.12
-    around = Margins(left=0.72, right=max(map(figures.width_of, names)) + 0.25, top=top)
+    around = Margins(left=0.72, right=max(map(figures.width_of, names)) + 0.37, top=top)
     figure, found = figures.panels([height] * len(page.panels), around, size)
     for ax, panel in zip(found, page.panels, strict=True):
         ax.set_title(panel.title, loc="left", pad=5, color=INK)
@@ -181,7 +183,7 @@ def _draw_lines(ax: Axes, rows: pd.DataFrame, frame: Frame) -> list[End]:
             xs, ys, yerr=bars, color=look.colour, marker=look.marker,
             elinewidth=1.0, clip_on=False, **stroke,
         )  # fmt: skip
-        ends.append(End(xs.iloc[-1], ys.iloc[-1], _ended(chart, own), look.colour))
+        ends.append(End(xs.iloc[-1], ys.iloc[-1], _ended(chart, own), look))
     return ends
 
 
@@ -198,7 +200,7 @@ def _draw_references(ax: Axes, rows: pd.DataFrame, chart: Chart) -> list[End]:
         value, column = chart.reference
         ax.axhline(value, **axes.DASHED)
         if column:
-            ends.append(End(ax.get_xlim()[1], value, str(rows[column].iloc[0]), QUIET))
+            ends.append(End(ax.get_xlim()[1], value, str(rows[column].iloc[0])))
     return ends
 
 
@@ -218,10 +220,7 @@ def _draw_dots(page: ChartPage, frame: Frame, size: Size) -> Figure:
         frame.put(ax, "x", rows)
         ax.set_title(panel.title, loc="left", pad=5, color=INK)
         if chart.reference:
-            value, column = chart.reference
-            ax.axvline(value, **axes.DASHED)
-            if column:
-                ax.set_title(str(rows[column].iloc[0]) + " = 1×", loc="right", color=QUIET, pad=5)
+            ax.axvline(chart.reference[0], **axes.DASHED)
         colours = [frame.looks[impl].colour for impl in rows["impl"]]
         for y, row in enumerate(rows.to_dict("records")):
             ax.plot(

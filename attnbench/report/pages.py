@@ -65,12 +65,13 @@ def draw_growth(scaling: Scaling, folder: Path) -> list[Picture]:
 
 
 def draw_for_paper(
-    run: Run, names: Sequence[str], *, baseline: str | None, impls: Sequence[str], kind: str,
-    width: float, titled: bool,
+    run: Run, names: Sequence[str], *, baseline: str | None, impls: Sequence[str],
+    where: str | None, kind: str, width: float, titled: bool,
 ) -> list[Path]:  # fmt: skip
     """Write the figures of these names into the folder of the run, so many inches wide.
 
-    Of `impls` alone, where any are given; one without its parameters means all of that name.
+    Of `impls` alone, where any are given; one without its parameters means all of that name. Of
+    the rows for which the condition `where` holds, as in an export.
 
     Raises:
         UsageError: there is no such figure or implementation, or the run has no data for it.
@@ -81,7 +82,9 @@ def draw_for_paper(
     known = {impl: {impl, base_name(impl)} for impl in cells["impl"].unique()}
     require("implementation", impls, list(chain(*known.values())), "--impls")
     wanted = [impl for impl, own in known.items() if own & set(impls) or not impls]
-    cells, costs = (of[of["impl"].isin(wanted)] for of in (cells, costs))
+    cells, costs = (
+        table.selected(of[of["impl"].isin(wanted)], where, None) for of in (cells, costs)
+    )
     environment = run.shared(run.environments)
     found = [*sketches(cells, costs, environment, crossovers(run, baseline))]
     had = dict.fromkeys(sketch.kind.name for sketch in found)

@@ -92,7 +92,7 @@ def draw(looks: Mapping[str, Look], cells: pd.DataFrame, page: ChartPage, size: 
                 part[X], part["tflops"], color=look.colour, marker=look.marker, linewidth=0.8,
                 clip_on=False, **figures.FILLED,
             )  # fmt: skip
-            ends.append(End(part[X].iloc[-1], part["tflops"].iloc[-1], str(line), look.colour))
+            ends.append(End(part[X].iloc[-1], part["tflops"].iloc[-1], str(line), look))
         ax.set_xlabel("arithmetic intensity, useful FLOP/B")
         ax.set_ylabel(chart.axis.format(unit=unit_name))
         axes.label_ends(ax, ends)

@@ -99,7 +99,7 @@ def _draw_methods(ax: Axes, rows: pd.DataFrame, error: str, looks: Mapping[str, 
             color=look.colour, marker=look.marker, elinewidth=1.0, **figures.FILLED,
         )  # fmt: skip
         last = along.iloc[-1]
-        ends.append(End(last["time_us"], last["error"], str(name), look.colour))
+        ends.append(End(last["time_us"], last["error"], str(name), look))
         for row in (along.iloc[[0, -1]] if len(along) > 1 else along.iloc[:0]).to_dict("records"):
             ax.annotate(
                 re.split("[:=]", row["impl"])[-1] if ":" in row["impl"] else "",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from attnbench.analysis.scaling.exact import exact_fits
 from attnbench.analysis.scaling.exponents import fit_many
@@ -18,7 +17,6 @@ from attnbench.store.runs import Run
 
 ASK = "verify needs three octaves, e.g. --seq-lens 1,128..1024"
 NEVER_RAN = ("unsupported", "skipped")
-Fit = TypeVar("Fit", ExponentFit, ModelFit)
 
 
 def scaling(run: Run) -> Scaling:
@@ -39,20 +37,12 @@ def scaling(run: Run) -> Scaling:
         for (impl, quantity), text in laws.problems.items()
     ]
     return Scaling(
-        exponents=tuple(_with_remedy(fit, run) for fit in exponents),
+        exponents=tuple(exponents),
         exact=exact,
-        models=tuple(_with_remedy(fit, run) for fit in modelled),
+        models=tuple(modelled),
         problems=(*unreadable, *_unanswered(run, found)),
         missing=_missing(exponents, modelled),
     )
-
-
-def _with_remedy(fit: Fit, run: Run) -> Fit:
-    """The fit; where times are missing its reason ends with the command that measures them."""
-    if not fit.finding or not fit.missing:
-        return fit
-    reason = f"{fit.finding.reason}: attnbench verify {run.run_id} --until-decided"
-    return replace(fit, finding=replace(fit.finding, reason=reason))
 
 
 def _missing(fits: Iterable[ExponentFit], modelled: Iterable[ModelFit]) -> tuple[Cell, ...]:

@@ -71,7 +71,7 @@ def _fit(series: Series, draws: int) -> ExponentFit:
         text += ", where the kernel changes" * _switches(series, at)
     cut_short, sizes = None, [series.sizes[i] for i in used]
     if reasons := [why for why in left_out if why]:
-        cut_short = f"{len(reasons)} of {len(left_out)} left out, the last with {reasons[-1]}"
+        cut_short = f"{len(reasons)} of {len(left_out)} left out, the last: {reasons[-1]}"
     power, bound, logs = power_of(series, sizes)
     finding: LawFinding | None = None
     missing: tuple[Missing, ...] = ()

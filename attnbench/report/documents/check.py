@@ -83,7 +83,8 @@ def _rows(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> Iterator[
             sign="bad" if failed else "good" if passed else "none", subject=impl,
             verdict="FAILED" if failed else "not run" if not passed
             else f"right ({passed} of {passed + left}; --full)" if left else "right",
-            reason="; ".join(headline(k) for k in kinds if base_name(k.impl) == impl) or why,
+            reason="; ".join(text for k in kinds if base_name(k.impl) == impl
+                             for text in (headline(k), *lines(k))) or why,
             test=("check", impl),
         )  # fmt: skip
         ratios = [r.metrics["error_ratio"] for r in own if r.metrics.get("error_ratio") is not None]
@@ -133,7 +134,7 @@ def lines(failure: Failure) -> Iterator[str]:
     if "at" in fault:
         place = ", ".join(f"{axis} {index}" for axis, index in fault["at"].items())
         expected, got, allowed = (_number(fault[name]) for name in ("expected", "got", "allowed"))
-        yield f"{place}: expected {expected}, got {got}; the error may be {allowed}"
+        yield f"{place}: expected {expected}, got {got}; allowed error {allowed}"
         if isinstance(fault["error"], float) and fault["error"] <= fault["allowed"]:
             rms, most = (_number(fault[name]) for name in ("rms", "rms_allowed"))
             yield f"in the root mean square it is off by {rms}, where {most} is allowed"

@@ -8,7 +8,17 @@ from collections.abc import Iterator
 from attnbench.analysis.claims.judging import Judged, agrees, exit_code
 from attnbench.base import units
 from attnbench.errors import ExitCode
-from attnbench.report.document import Cell, Document, Finding, Section, Sign, Table, Text, numbers
+from attnbench.report.document import (
+    Cell,
+    Document,
+    Finding,
+    Section,
+    Sign,
+    Table,
+    Text,
+    Value,
+    numbers,
+)
 from attnbench.schema.finding import VERDICTS
 from attnbench.store.runs import Run
 
@@ -27,8 +37,8 @@ def document(found: Judged, run: Run) -> Document:
         kind="claims", exit_code=code,
         conclusion=Finding(
             sign=SIGNS.get(code, "open"), subject=run.run_id,
-            verdict=units.tally((finding.verdict for _, finding in found), VERDICTS),
-            reason=f"not as expected: {against}" if against else "none against what is expected",
+            verdict=f"not as expected: {against}" if against else "as expected",
+            reason=units.tally((finding.verdict for _, finding in found), VERDICTS),
         ),
         sections=[
             Section("Claims", [
@@ -45,12 +55,13 @@ def _rows(found: Judged) -> Iterator[list[Cell]]:
     for claim, its in found:
         sign: Sign = "good" if agrees(claim, its) else "bad"
         verdict = Finding(
-            sign="open" if its.verdict == "inconclusive" else sign, verdict=its.verdict,
+            sign="open" if its.verdict == "inconclusive" else sign,
+            verdict=its.verdict + ", as expected" * (its.verdict == claim.expected == "refuted"),
             subject=claim.id, reason=its.reason, figures=numbers(its.figures),
             test=(claim.source, claim.id),
         )  # fmt: skip
         where, expected = f"{claim.source} · {claim.place}", claim.expected or "either"
-        yield [claim.id, claim.says, where, its.reason, verdict, expected, str(sign == "good"),
+        yield [claim.id, claim.says, where, its.reason, verdict, expected, Value(sign == "good"),
                claim.relation.text]  # fmt: skip
 
 

@@ -45,9 +45,9 @@ COLUMNS = {
     "verdict": "verdict",
 }  # fmt: skip
 READING = (
-    "Change: candidate / base − 1 in the metric named; of time the median over rounds (above 0:"
-    " slower), with its 95 % interval over rounds, of a suspect from its confirmation alone. Wins:"
-    " rounds beyond the margin, of all that decide; of an ok cell those below the threshold."
+    "Change: candidate / base − 1; for time the median over rounds, with its 95 % interval (for"
+    " suspects, only the confirmation rounds count). Wins: of a suspect, rounds slower than the"
+    " margin; of an ok cell, rounds below the threshold."
 )
 _LIBRARIES = ("torch", "cuda", "driver", "python", "blas", "cpu_capability")  # said first
 SUITE = "attnbench gate"

@@ -30,13 +30,14 @@ SIGNS: dict[Verdict, Sign] = {
 }  # fmt: skip
 PANELS = 24  # lines of a machine that are drawn
 READING = (
-    "A cell's time here is without what moved all cells of its run, and the other cells that it"
-    " took turns with: that is a line of its own. Runs taken apart cannot tell a change of the code"
-    " from one of the machine: ask attnbench gate."
+    "What all cells of a run, or of a group that was measured interleaved, did together is a line"
+    " of its own; a cell's line is what is left. Stored runs cannot tell a change of the code from"
+    " one of the machine: attnbench gate can."
 )
 SUSPICIOUS = (
-    "few runs: on one side, so far; environment: that change, below, came along; together: so did"
-    " other cells, which may be the machine"
+    "few runs: too few on one side of the step, so far",
+    "environment: the environment changed at the same place (its number below)",
+    "together: other cells moved at the same place, which may be the machine",
 )
 PICTURES = (
     "A dot is a run, in the order of time; a bar the level between two steps; what lies off the"
@@ -85,11 +86,9 @@ def _sections(series: Series) -> list[Section]:
     cells = []
     for line in (line for line in series.lines if line.kind == "cell"):
         impl, _, case = line.name.partition(" ")
-        # A history exits 0 whatever it finds: what may be a step is no error of a test.
-        sign = "none" if line.verdict == "suspicious" else SIGNS[line.verdict]
         verdict = Finding(
-            sign=sign, verdict=line.verdict, subject=names[line], reason=_steps(series, line),
-            test=(impl, case),
+            sign=SIGNS[line.verdict], verdict=line.verdict, subject=names[line],
+            reason=_steps(series, line), test=(impl, case),
         )  # fmt: skip
         cells.append((names[line], verdict))
     drawn = sorted(series.lines, key=lambda line: line.kind != "run")[:PANELS]
@@ -102,10 +101,10 @@ def _sections(series: Series) -> list[Section]:
         Table(columns={"cell": "cell", "why": "why"} | STEP, rows=suspicious, most=8),
         Table(columns={"cell": "cell", "verdict": "verdict"}, rows=cells),
     ]
-    title = "Changed" if sure else "No cell is seen to have changed by itself"
+    title = "Changed" if sure else "No step is certain"
     found = [
         Section(title, [Text([READING], quiet=True), tables[0]]),
-        Section("Suspicious", [Text([SUSPICIOUS], quiet=True), tables[1]] * bool(suspicious)),
+        Section("Suspicious", [Text(SUSPICIOUS, quiet=True), tables[1]] * bool(suspicious)),
         Section("Changes of the environment", marks),
         Section("What changed most", [figure, Text([PICTURES + more], quiet=True)]),
         Section(f"All cells ({len(cells)})", tables[2:], folded=True),

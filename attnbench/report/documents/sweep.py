@@ -37,7 +37,7 @@ from attnbench.report.document import (
     facts,
     sentence,
 )
-from attnbench.report.documents.verify import laws
+from attnbench.report.documents.verify import decisive, laws
 from attnbench.store.runs import Run
 
 SHOWN = 60  # rows of the table that comes first
@@ -164,7 +164,8 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> D
             " · ".join(_head(run, frame)),
         ],
         sections=[section for section in sections if section.parts],
-        commands=[("records", str(run.path / "records.jsonl")),
+        commands=[*(decisive(found[0], where) if found else ()),
+                  ("records", str(run.path / "records.jsonl")),
                   ("report", f"attnbench report {where}")],
     )  # fmt: skip
 
@@ -176,7 +177,8 @@ def _head(run: Run, frame: pd.DataFrame) -> Iterator[str]:
     pinned = ", pinned to a CPU" * bool(frame["pinned_cpu"].notna().any())
     words = [
         *measured_on(run, frame), units.moment(run.info.get("created")),
-        *(units.counted(count, "thread") + (count == 1) * pinned for count in sorted(counts)),
+        *(units.counted(count, "thread") + (count == 1) * pinned for count in sorted(counts)
+          if len(counts) > 1 or count == 1),
         f"torch {known['torch']}" if known.get("torch") else None,
         f"attnbench {run.info['attnbench']}" if run.info.get("attnbench") else None,
         fixed(frame) or None,
@@ -239,6 +241,7 @@ def _results(frame: pd.DataFrame) -> Iterator[Part]:
         f"* {row['impl']}, n={row['seq_len']}: {row['speedup_reason']}"
         for row in odd[odd["speedup"].notna()].head(3).to_dict("records")
     ]
+    notes.append("bold: the fastest of a case, and what is not told apart from it")
     if left_out := int((frame["status"] == "ok").sum()) - len(shown):
         notes.append(f"the largest sizes; {left_out} more rows: attnbench export")
     yield Text(notes, quiet=True)

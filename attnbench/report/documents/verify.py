@@ -60,9 +60,15 @@ def document(found: Scaling, run: Run, *, strict: bool = False, every: bool = Fa
             sign=sign, verdict=verdict, subject=run.run_id, reason=_counts(found.findings)
         ),
         sections=[Section("How cost grows", list(laws(found, every=every)))],
-        commands=[("run", str(run.path)),
+        commands=[("run", str(run.path)), *decisive(found, where),
                   ("plots", f"attnbench report {where}"), ("each", f"attnbench verify {where} -v")],
     )  # fmt: skip
+
+
+def decisive(found: Scaling, where: str) -> list[tuple[str, str]]:
+    """The command that measures again what keeps findings open, if anything could decide them."""
+    command = f"attnbench verify {where} --until-decided"
+    return [("decide", command)] if found.missing else []
 
 
 def _counts(found: Sequence[LawFinding]) -> str:
@@ -110,7 +116,7 @@ def laws(found: Scaling, *, every: bool = False) -> Iterator[Part]:
 def _summary(rows: Sequence[_Row], name: str, question: str, law: str) -> Sequence[Cell]:
     """The law, the median of what was measured with the least and the largest, and the verdicts."""
     verdicts = [of.verdict for of, *_ in rows]
-    sign: Sign = next(SIGNS[of] for of in WORST_FIRST if of in verdicts)
+    sign: Sign = SIGNS[min(verdicts, key=("refuted", "inconclusive", "holds").index)]
     telling: Verdict = "refuted" if "refuted" in verdicts else "holds"
     count = f"{verdicts.count(telling)} of {len(rows)} {HOLD.get(telling, telling)}"
     told = Finding(sign=sign, verdict=count if len(rows) > 1 else verdicts[0], subject=name)

@@ -39,8 +39,8 @@ def render(document: Document) -> str:
 def plain(of: Any) -> Any:
     """A part as JSON has it: texts without units are texts, numbers are objects."""
     match of:
-        case Value(number=number, unit="text" | "impl", of="") if not isinstance(number, float):
-            return number
+        case Value(number=number, unit="text" | "impl", of=""):
+            return _finite(number)
         case Value():
             unit = {"change": "ratio"}.get(of.unit, of.unit.removeprefix("delta_"))
             known = {"value": of.number, "unit": unit, "low": of.low, "high": of.high}

@@ -14,7 +14,6 @@ from rich.text import Text
 from attnbench.base import units
 
 _GAP = 3  # between two columns
-_SHORT = 14  # letters of texts that are not broken
 _LEAST = 12  # letters that are left of a text that is cut
 
 
@@ -45,7 +44,7 @@ def grid(
     full = {name: max(map(len, (name, *cells))) for name, cells in columns.items()}
     widths = {}
     for name, cells in columns.items():  # headers may be broken between words
-        whole_cells = name in (*whole, *right) or max(map(len, cells)) <= _SHORT
+        whole_cells = name in (*whole, *right)
         words = [word for c in (name, *(() if whole_cells else cells)) for word in str(c).split()]
         widths[name] = max(map(len, [*words, *(cells if whole_cells else ())]), default=0)
     room = (to or console()).width
@@ -59,6 +58,10 @@ def grid(
         columns[cut] = tuple(_without_middle(cell, widths[cut]) for cell in columns[cut])
         texts = [list(row) for row in zip(*columns.values(), strict=True)]
         full[cut] = widths[cut]
+    for name in sorted(set(widths) - {*whole, *right, cut}, key=lambda n: -widths[n]):
+        if free < 0:  # words are split where they are longest
+            less = min(-free, max(0, widths[name] - _LEAST))
+            widths[name], free = widths[name] - less, free + less
     free = max(free, 0)
     found = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, caption_justify="left")
     found.caption = f"too narrow for: {'; '.join(left_out)}" if left_out else None
