@@ -153,7 +153,7 @@ VERDICTS: dict[str, tuple[Time, str, dict[str, Any], str, str]] = {
     "a time of which nothing is known": (
         power(2), "n^2", {"sizes": FOUR_OCTAVES[:4], "allowed_us": (None,) * 3 + (NOTHING_KNOWN,),
         "doubts": (None,) * 3 + ("unsteady (meddles)",)}, "inconclusive",
-        "the last with unsteady (meddles)"),
+        "the last: unsteady (meddles)"),
     "and the others decide": (
         step(20, 1024), "n^2", {"allowed_us": (None,) * 4 + (NOTHING_KNOWN,)}, "holds", ""),
 }  # fmt: skip
