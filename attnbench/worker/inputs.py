@@ -18,6 +18,7 @@ Tensors = dict[str, torch.Tensor]
 # of its query's weight, and dropping it moves the output by the size of v itself.
 _NEEDLE_LOGIT = 6.0
 _NEEDLES = 15
+_GAP = 64  # elements: what is aligned stays so
 _REACH = 32  # tokens that local inputs are smoothed over, to either side
 
 
@@ -44,6 +45,13 @@ def empty(case: Case, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.empty(shape, dtype=getattr(torch, case.dtype), device=case.device)
 
 
+def _offset(case: Case, shape: tuple[int, ...]) -> torch.Tensor:
+    """As `empty`, at an offset in its storage; before it is NaN, which no kernel may read."""
+    flat = empty(case, (_GAP + math.prod(shape),))
+    flat[:_GAP] = math.nan
+    return flat[_GAP:].view(shape)
+
+
 def inputs_of(case: Case) -> Tensors:
     """q_BHLD, k_BGSD, v_BGSV, still to be filled, in memory as the case's layout has them."""
     sizes = {
@@ -55,9 +63,9 @@ def inputs_of(case: Case) -> Tensors:
         return {name: empty(case, (case.batch, *own)) for name, own in sizes.items()}
     widths = [heads * dim for heads, _, dim in sizes.values()]
     rows = (
-        empty(case, (case.batch, case.seq_len, sum(widths))).split_with_sizes(widths, -1)
+        _offset(case, (case.batch, case.seq_len, sum(widths))).split_with_sizes(widths, -1)
         if case.layout == "packed"
-        else [empty(case, (case.batch, n, heads * dim)) for heads, n, dim in sizes.values()]
+        else [_offset(case, (case.batch, n, heads * dim)) for heads, n, dim in sizes.values()]
     )
     return {
         name: x.view(*x.shape[:2], heads, dim).transpose(1, 2).detach()
