@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -138,6 +140,36 @@ def test_workspace_is_judged_by_the_law_without_noise(law, of, expected):
     ]
     fit = along(scaling(run_of(records, it={"memory": law})), "workspace")
     assert exact_verdict(fit) == expected, fit.finding
+
+
+@pytest.mark.parametrize(
+    ("law", "powers"), [("d + n", (0, 1)), ("n^2 + n", (1, 2)), ("n^2 + n + d", (0, 1, 2))]
+)
+def test_the_largest_of_declared_terms_is_never_refuted_and_a_steeper_one_is(law, powers):
+    draw, most = random.Random(law), max(powers)
+    for _ in range(60):
+        count = draw.choice((3, 4, 5))
+        of = [2.0 ** draw.uniform(10, 24) / 4096.0**p for p in powers]
+        values = [round(max(c * n**p for p, c in zip(powers, of, strict=True))) for n in SIZES_UP]
+        assert _verdict(law, values[-count:]) != "refuted", (of, count)
+    for fixed in (1e5, 1e7):
+        values = [fixed + n ** (most + 1) for n in SIZES_UP]
+        steep = math.log2(values[-1] / values[-2]) > most + 0.15
+        assert (_verdict(law, values) == "refuted") == steep
+    assert _verdict("d + n", [592128, 724960, 1314784]) == "inconclusive"  # a layer's, decoding
+
+
+SIZES_UP = (512, 1024, 2048, 4096, 8192)
+
+
+def _verdict(law: str, values: list[float]) -> str:
+    sizes = SIZES_UP[-len(values) :]
+    records = [
+        cell(Case(seq_len=n), "it", memory_workspace_bytes=value, memory_predicted_bytes=None)
+        for n, value in zip(sizes, values, strict=True)
+    ]
+    fit = along(scaling(run_of(records, it={"memory": law})), "workspace")
+    return exact_verdict(fit)
 
 
 def test_flops_have_to_equal_the_formula_to_the_last_one():

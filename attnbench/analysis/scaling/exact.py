@@ -137,9 +137,10 @@ def _grown(
     """Whether exact values grow along the axis as the law says; None where it says nothing.
 
     The exponent is that of the last three sizes, a constant aside, which has to lie within 0.15 of
-    the law's. A bound is refuted only if every octave is too steep, or the last sizes are a sum of
-    powers that is: buffers that depend on the block size take a step now and then. FLOPs of
-    several terms must be a sum of just these. Workspace is the largest of several moments, so that
+    the law's; workspace is too steep only where the largest octave is, too. A bound is refuted only
+    if every octave is too steep, or the last sizes are a sum of powers that is: buffers that depend
+    on the block size take a step now and then. FLOPs of several terms must be a sum of just these.
+    Workspace is the largest of several moments, so that
     of several terms the largest bounds it and the smallest is the least it grows by; it need not
     grow with heads or batch, which may be served one after another, nor with a d that its law does
     not name.
@@ -160,12 +161,17 @@ def _grown(
         return str(law) if axis in ("n", "d") else power_text(noun, power)
 
     if growth > most + TOLERANCE:
+        octave = top_power(known) or 0.0
+        if quantity == "workspace" and not bound and octave <= most + TOLERANCE:
+            # The largest of several moments has a corner, where the next term takes over.
+            larger = plain_size(2 * known[-1][0])
+            corner = f"{noun}^{octave:.2f} over the largest octave: {noun} = {larger} decides"
+            return "inconclusive", f"{found} over the last three sizes, as {corner}"
         if not bound or _keeps_growing(known, most + TOLERANCE):
             return "refuted", f"{found}, faster than {declared(most)}"
-        step = top_power(known) or 0.0
-        if step <= most + TOLERANCE:
-            return "holds", f"the largest octave grows as {noun}^{step:.2f}"
-        return "inconclusive", f"one step of {noun}^{step:.2f} at the end: measure larger sizes"
+        if octave <= most + TOLERANCE:
+            return "holds", f"the largest octave grows as {noun}^{octave:.2f}"
+        return "inconclusive", f"one step of {noun}^{octave:.2f} at the end: measure larger sizes"
     if not bound and growth < least - TOLERANCE:
         if _leads(least, known[-LEAST_SIZES:]):
             return "holds", f"{found} so far: {noun}^{least:g} beside terms of lower order"
