@@ -140,3 +140,22 @@ def test_the_kernels_of_the_docs_are_right_but_for_what_the_text_says(tmp_path):
 
 def test_the_changelog_knows_this_version():
     assert attnbench.__version__ in (ROOT / "CHANGELOG.md").read_text()
+
+
+WORDS = re.compile(
+    r"(?<!there )\b(is|are) no\b|\bwhom\b|of those\b|\bmoods?\b|what is known|\bamiss\b|\banew\b",
+    re.IGNORECASE,
+)
+
+
+def test_words_that_readers_stumble_over_stand_in_no_page_help_or_message():
+    texts = dict(PAGES)
+    for file in (ROOT / "attnbench").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.Expr) and "cli" not in file.parts:
+                continue  # a docstring
+            for part in ast.iter_child_nodes(node):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    texts[f"{file}:{part.lineno}"] = part.value
+    texts |= {str(f): f.read_text("utf-8") for f in (ROOT / "attnbench").rglob("*.toml")}
+    assert {where: found[0] for where, text in texts.items() if (found := WORDS.search(text))} == {}

@@ -55,7 +55,7 @@ def forgotten():
 
 
 @pytest.mark.parametrize(("declared", "says"), [
-    *(({field: "n^2 q"}, "'n^2 q' is no law") for field in ("time", "memory", "flops_law")),
+    *(({field: "n^2 q"}, "'n^2 q' is not a law") for field in ("time", "memory", "flops_law")),
     ({"workloads": "layer"}, "Expected `array`"),
     ({"workloads": ("atention",)}, "'attention'"),
     ({"dtypes": ("float12",)}, "Invalid enum value 'float12'"),

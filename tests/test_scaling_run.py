@@ -211,7 +211,7 @@ def test_laws_that_cannot_be_read_or_are_not_known_judge_nothing():
         found = scaling(replace(run, info=info or run.info))
         assert found.exponents[0].exponent is not None
         assert found.exponents[0].finding is None
-        unread = [p for p in found.problems if f"'{law}' is no law" in p.reason]
+        unread = [p for p in found.problems if f"'{law}' is not a law" in p.reason]
         assert [(p.impl, p.quantity) for p in unread] == [("naive", "time")] * bool(law)
 
 

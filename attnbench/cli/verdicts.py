@@ -55,7 +55,7 @@ def verify(**options: Any) -> None:
 
     Times may be off by what other work took: a law is refuted if no possible times follow it, and
     holds if none could break it; else the reason says at which sizes more precision decides.
-    --until-decided measures these again in fresh processes, what is known worst first: of RUN, on
+    --until-decided measures these again in fresh processes, the least certain first: of RUN, on
     the machine that made it, or after --sweep in what that left of the budget.
     """
     from attnbench.analysis.scaling import scaling

@@ -133,8 +133,8 @@ for _name, _cache in {
     ),
     "concat": CacheTraits(doc="grown by torch.cat", grows=True, moves=True),
     "static": CacheTraits(
-        doc="preallocated, written in place; with static:capacity=4096 the core is given room for"
-        " so many tokens, and a mask of those there are",
+        doc="preallocated, written in place; with static:capacity=4096 attention gets room for"
+        " 4096 tokens, and a mask",
         parameters={"capacity": Parameter(default=0, least=0)},
         ragged=True,
         seen=_whole_buffer,

@@ -113,7 +113,8 @@ def _term(part: str, law: str) -> Term:
         found = _FACTOR.match(part, at)
         if not found or (found[3] and found[3] not in VARIABLES):
             raise UsageError(
-                f"'{law}' is no law; write a sum of products of {', '.join(VARIABLES)}, {_EXAMPLES}"
+                f"'{law}' is not a law; write a sum of products of {', '.join(VARIABLES)},"
+                f" {_EXAMPLES}"
             )
         if found[3]:
             into = logs if found[2] else powers

@@ -181,7 +181,7 @@ def _obstacles(law: Law, held_out: float, relative: Floats) -> Iterator[Decision
         missed = f"the model is {units.percent(held_out)} off"
         yield "inconclusive", f"fitted without the largest n, {missed}"
     if law.has_logs:
-        yield "inconclusive", "a logarithm is no term of the model"
+        yield "inconclusive", "the model has no logarithms"
 
 
 def _presences(law: Law, points: list[Sizes], shares: Floats) -> Iterator[Decision]:

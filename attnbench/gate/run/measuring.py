@@ -163,7 +163,7 @@ def _measure(bench: Bench, run: GateRun, deadline: float, request: GateRequest) 
         try:
             keep(begun, found)
         except StoreError as err:  # which costs no verdict
-            yield Warned(f"{err}: rounds are no longer kept")
+            yield Warned(f"{err}: rounds are kept no longer")
             keep = GateRequest.keep
         decision.add(found)
         still = len(decision.progress())

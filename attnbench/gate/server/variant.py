@@ -147,7 +147,7 @@ class VariantProcess:
             return protocol.CountersRead(time.process_time_ns(), must_discard(reading))
         if isinstance(request, protocol.VerifyCell):
             return self._verified(request)
-        assert isinstance(request, protocol.TakeSample), "cells are no tests, which are entered"
+        assert isinstance(request, protocol.TakeSample), "tests are entered, cells are sampled"
         bound = self._warm[request.cell].bound
         with torch.set_grad_enabled(bound.grad):
             return self._sampler.take(request, bound.call)

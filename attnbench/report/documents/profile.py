@@ -52,8 +52,8 @@ TRACE = (
 NOTES = {
     "profiler-cost": "calls took {ratio} times as long under the profiler, which makes short ops,"
     " and what is between them, longer",
-    "compiled": "compiled code runs kernels that are no ops, in one row; FLOPs and bytes are not"
-    " known of its ops",
+    "compiled": "the kernels of compiled code are not ops, and stand in one row; FLOPs and bytes of"
+    " its ops are unknown",
     "no-costs": "FLOPs and bytes of the ops are unknown: {error}",
     "kernels-lost": "the GPU's profiler lost kernels of the calls: no self times; the trace may"
     " have some",
