@@ -56,3 +56,12 @@ def test_a_step_in_one_series_stays_in_its_residuals_and_moods_do_not():
 def test_the_scale_of_residuals_leaves_out_those_that_are_0_by_definition():
     assert scale([0.0, 0.0, 0.0, 0.1, -0.1]) == pytest.approx(0.14826)
     assert scale([0.0]) == scale([]) == 0.0
+
+
+def test_runs_that_share_no_cell_are_not_a_shift_of_0():
+    draw = random.Random(1)
+    runs = [
+        {(name, "it"): CellTime(time_us=math.exp(draw.gauss(0, 0.1))) for name in names}
+        for names in ("abc", "xyz", "abc", "xyz")
+    ]
+    assert (spread([runs]).shifts, spread([runs]).shift_bound) == ([], None)

@@ -17,7 +17,7 @@ from attnbench.analysis.compare.same import earlier
 from attnbench.analysis.compare.sources import read
 from attnbench.errors import ExitCode, StoreError, UsageError
 from attnbench.report.documents.compare import document
-from attnbench.report.render import rendered
+from attnbench.report.render import rendered, written
 from attnbench.schema.case import Case
 from tests.synthetic import CPU, timed, write_run
 
@@ -197,7 +197,9 @@ def test_a_test_that_only_the_base_has_is_named_and_fails_where_asked_for(tmp_pa
     found = compare([base, new], tmp_path)
     assert "Only in 1.json\n– test_x.py::test[0]: removed" in rendered(document(found))
     assert document(found).exit_code == ExitCode.OK
-    assert document(found, fail_removed=True).exit_code == ExitCode.FINDING
+    failed = document(found, fail_removed=True)
+    assert failed.exit_code == ExitCode.FINDING
+    assert written.conclusion(failed.conclusion) == "✗ 1 removed; 11 no change seen"
     assert 'classname="removed"' in rendered(document(found, fail_removed=True), "junit")
 
 

@@ -188,7 +188,11 @@ def spread(series: Iterable[Sequence[Times]]) -> Spread:
         count += len(runs)
         freedom.update(key for run in runs for key in run)
         freedom.subtract({key for run in runs for key in run})  # the level of each
-        shifts += [common_shift(after, before).run for before, after in pairwise(runs)]
+        shifts += [
+            common_shift(after, before).run
+            for before, after in pairwise(runs)
+            if before.keys() & after.keys()
+        ]
         for before, after in combinations(runs, 2):
             shift = common_shift(after, before)
             left = residuals(after, before, shift)

@@ -85,6 +85,10 @@ def draw_for_paper(
     cells, costs = (
         table.selected(of[of["impl"].isin(wanted)], where, None) for of in (cells, costs)
     )
+    if cells.empty:
+        raise UsageError(
+            f"no cell fits --where {where!r:.80}; columns: attnbench export {run.run_id}"
+        )
     environment = run.shared(run.environments)
     found = [*sketches(cells, costs, environment, crossovers(run, baseline))]
     had = dict.fromkeys(sketch.kind.name for sketch in found)

@@ -66,7 +66,8 @@ class Axis:
         value = row[self.field]
         if units.is_unknown(value) or (self.follows and value == row[self.follows]):
             return ""
-        return f"{self.symbol}={value}" if self.symbol else str(value)
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        return f"{self.symbol}={text}" if self.symbol else text
 
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))

@@ -10,17 +10,7 @@ from pathlib import Path
 from attnbench.base.parameters import base_name
 from attnbench.base.units import counted, digits
 from attnbench.errors import ExitCode
-from attnbench.report.document import (
-    Cell,
-    Document,
-    Finding,
-    Part,
-    Section,
-    Table,
-    Text,
-    Value,
-    numbers,
-)
+from attnbench.report import document as doc
 from attnbench.schema.check import CheckResult, Failure
 from attnbench.theory.traits import case_label
 
@@ -35,7 +25,7 @@ _SUMMARY = {
 _EVERY = ("impl", "item", "case_id", "status", "reason", "error_max", "error_rmse", "error_ratio")
 
 
-def document(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> Document:
+def document(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> doc.Document:
     """All results, and the ways to fail; exits 2 where nothing could be judged."""
     wrong = dict.fromkeys(kind.impl for kind in kinds)
     code = ExitCode.FINDING if kinds else ExitCode.OK
@@ -46,32 +36,33 @@ def document(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> Docume
     columns = {n: h for n, h in _SUMMARY.items() if n != "why" or any(row[-1] for row in rows)}
     shown = [row[: len(columns)] for row in rows]
     again = {r.impl: 0 for r in results if r.metrics.get("reuses_output") == "yes"}
-    each: list[list[Cell]] = [
-        [r.impl, r.item.name, r.item.case.case_id, r.status, Value(r.reason),
-         *(Value(r.metrics.get(name), "number") for name in _EVERY[5:])] for r in results
+    each: list[list[doc.Cell]] = [
+        [r.impl, r.item.name, r.item.case.case_id, r.status, doc.Value(r.reason),
+         *(doc.Value(r.metrics.get(name), "number") for name in _EVERY[5:])] for r in results
     ]  # fmt: skip
-    right = sum(row[1].sign == "good" for row in rows if isinstance(row[1], Finding))
-    return Document(
+    right = sum(row[1].sign == "good" for row in rows if isinstance(row[1], doc.Finding))
+    return doc.Document(
         kind="check", exit_code=code,
-        conclusion=Finding(
+        conclusion=doc.Finding(
             sign="good" if code == ExitCode.OK else "bad" if kinds else "open", subject="check",
             verdict=f"{len(wrong)} wrong, {right} right" if wrong else f"{right} right",
             reason="" if code != ExitCode.USAGE else "a definition is wrong" if by_nothing
             else "nothing could be judged",
         ),
         sections=[
-            *(Section(impl, list(_failures(kinds, impl))) for impl in wrong),
-            Section("Implementations", [
-                Table(columns=columns, rows=shown, spare=("unsupported", "error_ratio"), most=999),
-                Text([f"{impl} returns the same memory at each call; reuses_output=True declares"
-                      " that" for impl in again], quiet=True),
+            *(doc.Section(impl, list(_failures(kinds, impl))) for impl in wrong),
+            doc.Section("Implementations", [
+                doc.Table(columns=columns, rows=shown, most=999,
+                          spare=("unsupported", "error_ratio")),
+                doc.Text([f"{impl} returns the same memory at each call; reuses_output=True"
+                          " declares that" for impl in again], quiet=True),
             ]),
-            Section("Checks", [Table(columns=dict.fromkeys(_EVERY, ""), rows=each)], folded=True),
+            doc.Section("Checks", [doc.Table(columns=dict.fromkeys(_EVERY, ""), rows=each)]),
         ],
     )  # fmt: skip
 
 
-def _rows(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> Iterator[Sequence[Cell]]:
+def _rows(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> Iterator[Sequence[doc.Cell]]:
     """A row for each implementation, with those at other parameters."""
     for impl in dict.fromkeys(base_name(result.impl) for result in results):
         own = [result for result in results if base_name(result.impl) == impl]
@@ -79,7 +70,7 @@ def _rows(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> Iterator[
         failed, passed, left = sum(r.failed for r in own), counts["ok"], counts["left"]
         reasons = Counter(r.reason for r in own if r.reason and not (failed or passed))
         why = str(reasons.most_common(1)[0][0]) if reasons else ""
-        verdict = Finding(
+        verdict = doc.Finding(
             sign="bad" if failed else "good" if passed else "none", subject=impl,
             verdict="FAILED" if failed else "not run" if not passed
             else f"right ({passed} of {passed + left}; --full)" if left else "right",
@@ -88,27 +79,27 @@ def _rows(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> Iterator[
             test=("check", impl),
         )  # fmt: skip
         ratios = [r.metrics["error_ratio"] for r in own if r.metrics.get("error_ratio") is not None]
-        sums = (Value(x, "count") for x in (passed, failed, counts["unsupported"], left))
-        worst = Value(max(ratios, default=None), "number")
-        yield Value(impl, "impl"), verdict, *sums, worst, why
+        sums = (doc.Value(x, "count") for x in (passed, failed, counts["unsupported"], left))
+        worst = doc.Value(max(ratios, default=None), "number")
+        yield doc.Value(impl, "impl"), verdict, *sums, worst, why
 
 
-def _failures(kinds: Sequence[Failure], impl: str) -> Iterator[Part]:
+def _failures(kinds: Sequence[Failure], impl: str) -> Iterator[doc.Part]:
     for number, kind in enumerate((kind for kind in kinds if kind.impl == impl), start=1):
         low, high = kind.ratios or (None, None)
         fault = kind.first.fault
-        known = numbers({
+        known = doc.numbers({
             "explained": kind.explained, "checks": len(kind.results), "matching": kind.matching,
             "passed_alike": kind.passed_alike, "pattern": ", ".join(kind.pattern),
             "factors": ", ".join(kind.factors), "ratio_low": low, "ratio_high": high,
             **{name: fault.get(name) for name in ("tensor", "expected", "got", "error", "allowed")},
             **fault.get("at", {}),
         })  # fmt: skip
-        yield Finding(
+        yield doc.Finding(
             sign="bad", verdict=kind.first.code, subject=str(number), reason=headline(kind),
             figures={name: of for name, of in known.items() if of.number not in (None, "")},
         )  # fmt: skip
-        yield Text(list(lines(kind)))
+        yield doc.Text(list(lines(kind)))
 
 
 def headline(failure: Failure) -> str:

@@ -16,25 +16,12 @@ from attnbench.base.stats import median
 from attnbench.errors import ExitCode
 from attnbench.gate.decide.data import Checked
 from attnbench.gate.decide.exact import compare as exact_differences
-from attnbench.report.document import (
-    Cell,
-    Document,
-    Finding,
-    Part,
-    Section,
-    Sign,
-    Table,
-    Text,
-    Value,
-    Words,
-    changes,
-    sentence,
-)
+from attnbench.report import document as doc
 from attnbench.report.labels import labels, shortened
 from attnbench.schema.record import Cell as MeasuredCell
 from attnbench.theory.flags import profile_command
 
-SIGNS: dict[Verdict, Sign] = {
+SIGNS: dict[Verdict, doc.Sign] = {
     "slower": "bad", "faster": "better", "no change seen": "good", "not comparable": "none",
 }  # fmt: skip
 COLUMNS = {
@@ -52,25 +39,25 @@ UNPAIRED = (
 
 def document(
     found: Sequence[Comparison], *, fail_slower: bool = False, fail_removed: bool = False
-) -> Document:
+) -> doc.Document:
     """Each run held against the first; the exit code is that of a finding only where asked for."""
     same = [one.same for one in found if one.same]
     slower = any(row.verdict == "slower" for of in same for row in of.rows)
     moved = any(of.all_moved and of.shift.run > 0 for of in same)
     code = ExitCode.FINDING if slower else ExitCode.INCONCLUSIVE if moved else ExitCode.OK
-    ends = [_conclusion(one) for one in found]
-    order: tuple[Sign, ...] = ("bad", "open", "better", "good", "none")
+    ends = [_conclusion(one, fail_removed) for one in found]
+    order: tuple[doc.Sign, ...] = ("bad", "open", "better", "good", "none")
     sections = [list(_sections(one, "bad" if fail_removed else "none")) for one in found]
     if len(found) > 1:
         sections = [[
-            Section(f"{one.after.name}: {words}", [Text(_sources(one)), *parts])
+            doc.Section(f"{one.after.name}: {words}", [doc.Text(_sources(one)), *parts])
             for one, (_, words), parts in zip(found, ends, sections, strict=True)
         ]]  # fmt: skip
-    return Document(
+    return doc.Document(
         kind="compare",
         exit_code=ExitCode.FINDING if fail_removed and any(map(_removed, found))
         else code if fail_slower else ExitCode.OK,
-        conclusion=Finding(
+        conclusion=doc.Finding(
             sign=min((sign for sign, _ in ends), key=order.index),
             verdict="; ".join(words for _, words in ends), subject="the comparison",
         ),
@@ -80,10 +67,12 @@ def document(
     )  # fmt: skip
 
 
-def _conclusion(found: Comparison) -> tuple[Sign, str]:
+def _conclusion(found: Comparison, fail_removed: bool) -> tuple[doc.Sign, str]:
+    if fail_removed and (count := len(_removed(found))):
+        return "bad", f"{count} removed; {_conclusion(found, fail_removed=False)[1]}"
     if found.same:
         verdicts = [row.verdict for row in found.same.rows]
-        sign: Sign = next((SIGNS[of] for of in VERDICTS if of in verdicts), "good")
+        sign: doc.Sign = next((SIGNS[of] for of in VERDICTS if of in verdicts), "good")
         words = units.tally(verdicts, VERDICTS)
         if found.same.all_moved:
             way = "slower" if found.same.shift.run > 0 else "faster"
@@ -117,12 +106,12 @@ def _machine(source: Source) -> str:
     return str(source.environment.get("device_name") or "an unnamed device")
 
 
-def _sections(found: Comparison, gone: Sign) -> Iterator[Section]:
+def _sections(found: Comparison, gone: doc.Sign) -> Iterator[doc.Section]:
     if found.environment:
-        yield Section("The environments differ", [Text(changes(found.environment))])
+        yield doc.Section("The environments differ", [doc.Text(doc.changes(found.environment))])
     if removed := _removed(found):
-        yield Section(f"Only in {found.before.name}", [
-            Finding(sign=gone, verdict="removed", subject=name, test=("removed", name),
+        yield doc.Section(f"Only in {found.before.name}", [
+            doc.Finding(sign=gone, verdict="removed", subject=name, test=("removed", name),
                     reason="removed") for name in removed
         ])  # fmt: skip
     if found.same:
@@ -131,7 +120,7 @@ def _sections(found: Comparison, gone: Sign) -> Iterator[Section]:
         yield from _elsewhere(found, found.elsewhere)
 
 
-def _same(found: Comparison, same: Compared) -> Iterator[Section]:
+def _same(found: Comparison, same: Compared) -> Iterator[doc.Section]:
     cells = [MeasuredCell(case=row.case, impl=row.impl) for row in same.rows if row.case]
     common, own = labels(cells)
     names = {row.key: row.label for row in same.rows}  # other tools' cells have names of their own
@@ -139,34 +128,34 @@ def _same(found: Comparison, same: Compared) -> Iterator[Section]:
     changed = _changed(same)
     found_of = {row.key: _finding(names[row.key], row) for row in same.rows}
 
-    def table(rows: Sequence[Row]) -> Table:
-        return Table(
+    def table(rows: Sequence[Row]) -> doc.Table:
+        return doc.Table(
             columns=COLUMNS, spare=("before", "after"), most=20,
             intervals={"change": f"{100 * (1 - ALPHA):g} % interval"},
             rows=[(
                 row.impl, row.case.case_id if row.case else "", names[row.key], found_of[row.key],
-                Value(row.ratio, "change", row.low, row.high), Value(row.before_us, "us"),
-                Value(row.after_us, "us"),
+                doc.Value(row.ratio, "change", row.low, row.high), doc.Value(row.before_us, "us"),
+                doc.Value(row.after_us, "us"),
             ) for row in rows],
         )  # fmt: skip
 
-    sentences: list[Words] = [f"all cells: {common}"] if common else []
+    sentences: list[doc.Words] = [f"all cells: {common}"] if common else []
     title = "Changed" if changed else "No cell is seen to have changed"
     if seen := [row.high / row.ratio - 1 for row in same.rows if row.ratio and row.high]:
-        sentences.append(sentence(
+        sentences.append(doc.sentence(
             "in half of the {count} cells that could be compared, a change of ± {least} would have"
             " been one" + "; what is below that these runs cannot show" * (not changed),
-            count=Value(len(seen)), least=Value(median(seen), "share"),
+            count=doc.Value(len(seen)), least=doc.Value(median(seen), "share"),
         ))  # fmt: skip
     if same.all_moved:
-        yield Section("All cells moved together", [Text([_together(same)])])
-    yield Section(title, [Text(sentences), table(changed)])
-    yield Section("Common to all cells", [Text(list(_common(same)))])
+        yield doc.Section("All cells moved together", [doc.Text([_together(same)])])
+    yield doc.Section(title, [doc.Text(sentences), table(changed)])
+    yield doc.Section("Common to all cells", [doc.Text(list(_common(same)))])
     if against := [of for of in found_of.values() if of.sign == "none"]:
-        yield Section("Not comparable", against)
+        yield doc.Section("Not comparable", against)
     if exact := list(_exact(found, names)):
-        yield Section("What repeats exactly", exact)
-    yield Section(f"All cells ({len(same.rows)})", [table(same.rows)], folded=True)
+        yield doc.Section("What repeats exactly", exact)
+    yield doc.Section(f"All cells ({len(same.rows)})", [table(same.rows)], folded=True)
 
 
 def _changed(same: Compared) -> list[Row]:
@@ -174,24 +163,24 @@ def _changed(same: Compared) -> list[Row]:
     return sorted(rows, key=lambda row: -(row.ratio or 0))
 
 
-def _finding(name: str, row: Row) -> Finding:
-    return Finding(
+def _finding(name: str, row: Row) -> doc.Finding:
+    return doc.Finding(
         sign=SIGNS[row.verdict], verdict=row.verdict, subject=name, reason=row.reason,
         test=(row.impl, row.label),
-        figures={"ratio": Value(row.ratio, "change", row.low, row.high)} if row.ratio else {},
+        figures={"ratio": doc.Value(row.ratio, "change", row.low, row.high)} if row.ratio else {},
     )  # fmt: skip
 
 
-def _together(same: Compared) -> Words:
-    return sentence(
+def _together(same: Compared) -> doc.Words:
+    return doc.sentence(
         "all times together changed by {shift}; from one earlier run of equal code to the next it"
         " is at most ± {usual} (99 %, of {count}): the machine, or a change common to all cells",
-        shift=Value(math.exp(same.shift.run), "change"), usual=_share(same.spread.shift_bound or 0),
-        count=Value(len(same.spread.shifts)),
+        shift=doc.Value(math.exp(same.shift.run), "change"),
+        usual=_share(same.spread.shift_bound or 0), count=doc.Value(len(same.spread.shifts)),
     )  # fmt: skip
 
 
-def _common(same: Compared) -> Iterator[Words]:
+def _common(same: Compared) -> Iterator[doc.Words]:
     """The shift, how far such shifts go by themselves, and what unpaired runs cannot prove."""
     text = (
         "all times together: {shift}; whether that is unusual is not known: it takes four earlier"
@@ -199,18 +188,18 @@ def _common(same: Compared) -> Iterator[Words]:
     )
     if (usual := same.spread.shift_bound) is not None:
         text = "all times together: {shift} (99 % of such shifts are within ± {usual})"
-    shift = Value(math.exp(same.shift.run), "change")
-    yield sentence(text, shift=shift, usual=_share(usual or 0.0))
+    shift = doc.Value(math.exp(same.shift.run), "change")
+    yield doc.sentence(text, shift=shift, usual=_share(usual or 0.0))
     own = [abs(value) for value in same.shift.groups.values()]
     if own and max(own) > NOTABLE:
-        yield sentence(
+        yield doc.sentence(
             "{moved} of {count} groups of cells that are measured together moved by more than"
             " {notable} beside that, up to {most}",
-            moved=Value(sum(value > NOTABLE for value in own)), count=Value(len(own)),
+            moved=doc.Value(sum(value > NOTABLE for value in own)), count=doc.Value(len(own)),
             notable=_share(NOTABLE), most=_share(max(own)),
         )  # fmt: skip
     runs = same.spread.runs
-    yield sentence(
+    yield doc.sentence(
         "beside that the typical cell differs by ± {typical} from run to run of equal code"
         " (standard deviation; {source})", typical=_share(same.spread.typical),
         source=f"{runs} earlier runs" if runs else "a default: fewer than two earlier runs",
@@ -218,8 +207,8 @@ def _common(same: Compared) -> Iterator[Words]:
     yield UNPAIRED
 
 
-def _share(log: float) -> Value:
-    return Value(math.expm1(log), "share")
+def _share(log: float) -> doc.Value:
+    return doc.Value(math.expm1(log), "share")
 
 
 def _commands(found: Comparison) -> Iterator[tuple[str, str]]:
@@ -246,51 +235,51 @@ def _commands(found: Comparison) -> Iterator[tuple[str, str]]:
     yield "paired", shlex.join(["attnbench", "gate", "--base", base, *flags]) + files
 
 
-def _exact(found: Comparison, names: Mapping[Any, str]) -> Iterator[Finding]:
+def _exact(found: Comparison, names: Mapping[Any, str]) -> Iterator[doc.Finding]:
     for key, name in names.items():
         records = found.before.cells[key].record, found.after.cells[key].record
         if records[0] and records[1] and records[0].status == records[1].status == "ok":
             old, new = (Checked(status="ok", metrics=r.metrics) for r in records if r)  # type: ignore[arg-type]
             differs = exact_differences(old, new, 0)
             for text in (*differs.failures, *differs.notes):
-                yield Finding(sign="none", verdict="differs", subject=name, reason=text)
+                yield doc.Finding(sign="none", verdict="differs", subject=name, reason=text)
 
 
-def _elsewhere(found: Comparison, apart: Elsewhere) -> Iterator[Section]:
+def _elsewhere(found: Comparison, apart: Elsewhere) -> Iterator[doc.Section]:
     before, after = found.before, found.after
-    yield Section("Changes of order" if apart.reversals else "No change of order", [Text([
+    yield doc.Section("Changes of order" if apart.reversals else "No change of order", [doc.Text([
         f"{before.name} is of {_machine(before)}, {after.name} of {_machine(after)}: times of"
         " different machines are not divided",
-        *(sentence(
+        *(doc.sentence(
             "{ahead} beats {behind} in {before} ({first}), {behind} beats {ahead} in {after}"
             " ({second}): {label}",
             ahead=r.ahead, behind=r.behind, before=before.name, after=after.name, label=r.label,
-            first=Value(r.ratios[0], "ratio"), second=Value(1 / r.ratios[1], "ratio"),
+            first=doc.Value(r.ratios[0], "ratio"), second=doc.Value(1 / r.ratios[1], "ratio"),
         ) for r in apart.reversals),
     ])])  # fmt: skip
     if apart.slopes:
         columns = {"impl": "implementation", "case": "case", "n": "n"}
-        yield Section("Growth with n", [
-            Text(["slopes of ln time over ln n, of the sizes that both have"]),
-            Table(columns=columns | _both("slope"), rows=[
+        yield doc.Section("Growth with n", [
+            doc.Text(["slopes of ln time over ln n, of the sizes that both have"]),
+            doc.Table(columns=columns | _both("slope"), rows=[
                 (s.impl, s.label, f"{s.sizes[0]}–{s.sizes[-1]}",
-                 *(Value(x, "number") for x in s.exponents)) for s in apart.slopes
+                 *(doc.Value(x, "number") for x in s.exponents)) for s in apart.slopes
             ]),
         ])  # fmt: skip
     common, names = shortened([f"{s.impl} {s.label}" for s in apart.standings])
-    parts: list[Part] = [Text([
+    parts: list[doc.Part] = [doc.Text([
         f"all cells: {common}",
         f"rank within the case; speed: time of {apart.baseline} / its time; share: of the rate of"
         " a large matmul there",
     ])]  # fmt: skip
     columns = {"cell": "cell"} | _both("rank") | _both("speed") | _both("share")
-    rows: list[Sequence[Cell]] = [
-        (name, *(Value(x, "count") for x in s.ranks), *(Value(x, "ratio") for x in s.speeds),
-         *(Value(x, "share") for x in s.shares))
+    rows: list[Sequence[doc.Cell]] = [
+        (name, *(doc.Value(x, "count") for x in s.ranks),
+         *(doc.Value(x, "ratio") for x in s.speeds), *(doc.Value(x, "share") for x in s.shares))
         for name, s in zip(names, apart.standings, strict=True)
     ]  # fmt: skip
     spare = ("share_before", "share_after")
-    yield Section("Standings", [*parts, Table(columns=columns, rows=rows, spare=spare)])
+    yield doc.Section("Standings", [*parts, doc.Table(columns=columns, rows=rows, spare=spare)])
 
 
 def _both(name: str) -> dict[str, str]:

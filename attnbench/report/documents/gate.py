@@ -15,28 +15,12 @@ from attnbench.errors import ExitCode
 from attnbench.gate.decide.data import GateRun, Rules, Version
 from attnbench.gate.decide.outcome import VERDICTS, Outcome, Row, Verdict
 from attnbench.gate.decide.verdict import missing
-from attnbench.report.document import (
-    Cell,
-    Document,
-    Figure,
-    Finding,
-    Part,
-    Section,
-    Sentence,
-    Sign,
-    Table,
-    Text,
-    Unit,
-    Value,
-    Words,
-    facts,
-    sentence,
-)
+from attnbench.report import document as doc
 from attnbench.report.labels import case_words, labels
 from attnbench.schema.record import Cell as MeasuredCell
 from attnbench.theory.flags import profile_command
 
-SIGNS: dict[Verdict, Sign] = {
+SIGNS: dict[Verdict, doc.Sign] = {
     "incorrect": "bad", "regressed": "bad", "inconclusive": "open", "not timed": "none",
     "not comparable": "none", "improved": "better", "ok": "good",
 }  # fmt: skip
@@ -55,49 +39,49 @@ MOST_PROFILES = 3  # commands that are printed
 MOST_DIFFERENCES = 8  # of environments, in one line
 
 
-def document(run: GateRun, outcome: Outcome, file: Path | None = None) -> Document:
+def document(run: GateRun, outcome: Outcome, file: Path | None = None) -> doc.Document:
     """All of a run; `file` is where its raw data lie, if it is stored."""
     common, names = labels(run.cells)
     rows = ordered(run, outcome)
     found = [finding(name, row) for _, name, row in rows]
-    table = Table(
+    table = doc.Table(
         columns=COLUMNS, cut="cell",
         rows=[(*_cells(name, row), of) for (_, name, row), of in zip(rows, found, strict=True)],
     )  # fmt: skip
-    figure = Figure(title="A dot for every round", draw="rounds.draw_all", of=(run, outcome))
+    figure = doc.Figure(title="A dot for every round", draw="rounds.draw_all", of=(run, outcome))
     versions = _versions(run)
     count = units.counted(len(rows), "cell")
     counts = units.tally((row.verdict for row in outcome.rows), VERDICTS)
     commands = [("why", line) for line in profiles(run, outcome)]
     if file is not None:
         commands.insert(0, ("replay", f"attnbench gate --replay {shlex.quote(str(file))}"))
-    return Document(
+    return doc.Document(
         kind="gate", conclusion=_conclusion(outcome), exit_code=outcome.exit_code,
         about=[
             *(f"{name}: {words}" for name, words in versions.items()), *_alike(run),
-            sentence("{count}, {common}: {counts}", count=count, common=common, counts=counts)
+            doc.sentence("{count}, {common}: {counts}", count=count, common=common, counts=counts)
             if common else f"{count}: {counts}", *_measured(run),
         ],
         created=run.created, spent_s=_total_s(run), commands=commands,
         facts={
-            **{name: Value(words) for name, words in versions.items()},
-            **{name: Value(getattr(run.rules, name), "share")
+            **{name: doc.Value(words) for name, words in versions.items()},
+            **{name: doc.Value(getattr(run.rules, name), "share")
                for name in ("threshold", "margin", "alpha")},
-            "rounds": Value(_rounds(run)), "environment": Value(_machine(run)),
+            "rounds": doc.Value(_rounds(run)), "environment": doc.Value(_machine(run)),
         },
         sections=[
-            Section("Cells", [
-                table, Text([READING], quiet=True),
+            doc.Section("Cells", [
+                table, doc.Text([READING], quiet=True),
                 *(replace(of, reason="") if of.sign == "good" else of for of in found),
             ] if rows else []),
-            Section("Rounds", [figure] if run.rounds else []),
-            Section("Controls", list(_controls(run, outcome))),
-            Section("Counts and memory", folded=True, parts=list(_exact(run, names))),
-            Section("How it was measured", folded=True, parts=[
-                Text([_promise(run.rules), *_incidents(run, names), *(
+            doc.Section("Rounds", [figure] if run.rounds else []),
+            doc.Section("Controls", list(_controls(run, outcome))),
+            doc.Section("Counts and memory", folded=True, parts=list(_exact(run, names))),
+            doc.Section("How it was measured", folded=True, parts=[
+                doc.Text([_promise(run.rules), *_incidents(run, names), *(
                     f"{of.name}: {f}" for of in (run.base, run.candidate) for f in of.files)]),
-                Section("Environment", folded=True, parts=[facts(run.environment)]),
-                Section("Options", folded=True, parts=[facts(run.options)]),
+                doc.Section("Environment", folded=True, parts=[doc.facts(run.environment)]),
+                doc.Section("Options", folded=True, parts=[doc.facts(run.options)]),
             ]),
         ],
     )  # fmt: skip
@@ -109,8 +93,8 @@ def ordered(run: GateRun, outcome: Outcome) -> list[tuple[int, str, Row]]:
     return sorted(rows, key=lambda of: (VERDICTS.index(of[2].verdict), -(of[2].ratio or 0.0)))
 
 
-def _conclusion(outcome: Outcome) -> Finding:
-    words: dict[ExitCode, tuple[Sign, str, str]] = {
+def _conclusion(outcome: Outcome) -> doc.Finding:
+    words: dict[ExitCode, tuple[doc.Sign, str, str]] = {
         ExitCode.OK: ("good", "passed", outcome.words),
         ExitCode.FINDING: ("bad", "failed", outcome.words),
         ExitCode.USAGE: ("none", outcome.words, ""),
@@ -119,27 +103,27 @@ def _conclusion(outcome: Outcome) -> Finding:
     }
     sign, verdict, reason = words[outcome.exit_code]
     end = "the run"
-    return Finding(sign=sign, verdict=verdict, subject=end, reason=reason, test=(SUITE, end))
+    return doc.Finding(sign=sign, verdict=verdict, subject=end, reason=reason, test=(SUITE, end))
 
 
-def finding(name: str, row: Row) -> Finding:
+def finding(name: str, row: Row) -> doc.Finding:
     """The verdict on a cell."""
-    figures = {"ratio": Value(row.ratio, "change", low=row.low, high=row.high)}
+    figures = {"ratio": doc.Value(row.ratio, "change", low=row.low, high=row.high)}
     if row.wins is not None:
-        figures |= {"wins": Value(row.wins), "rounds": Value(row.rounds)}
-    return Finding(
+        figures |= {"wins": doc.Value(row.wins), "rounds": doc.Value(row.rounds)}
+    return doc.Finding(
         sign=SIGNS[row.verdict], verdict=row.verdict, subject=name, reason=row.reason,
         test=(row.cell.impl, case_words(row.cell)), figures=figures, notes=row.notes,
     )  # fmt: skip
 
 
-def changed(row: Row) -> Value:
+def changed(row: Row) -> doc.Value:
     """The change that decides, with its metric and, of times, its interval; or the metric alone."""
     if not row.changes:
-        return Value(None, "change")
+        return doc.Value(None, "change")
     first = row.changes[0]
     low, high = (row.low, row.high) if first.metric == "time" else (None, None)
-    return Value(first.ratio, "change", low=low, high=high, of=first.metric)
+    return doc.Value(first.ratio, "change", low=low, high=high, of=first.metric)
 
 
 def wins(row: Row) -> str | None:
@@ -148,37 +132,37 @@ def wins(row: Row) -> str | None:
     return f"{row.wins}/{row.rounds}" if timed and row.wins is not None else None
 
 
-def _cells(name: str, row: Row) -> tuple[Cell, ...]:
+def _cells(name: str, row: Row) -> tuple[doc.Cell, ...]:
     case_id = row.cell.case.case_id if isinstance(row.cell, MeasuredCell) else ""
-    return row.cell.impl, case_id, name, changed(row), Value(wins(row))
+    return row.cell.impl, case_id, name, changed(row), doc.Value(wins(row))
 
 
-def _controls(run: GateRun, outcome: Outcome) -> Iterator[Finding]:
+def _controls(run: GateRun, outcome: Outcome) -> Iterator[doc.Finding]:
     """What the positive control and the A/A control have shown."""
     found, name = outcome.controls, "positive control"
-    signs: dict[bool | None, tuple[Sign, str, str]] = {
+    signs: dict[bool | None, tuple[doc.Sign, str, str]] = {
         None: ("none", "not timed", ""),
         True: ("good", "found", "was found: seen as {seen}, beyond the margin in {wins} of {rounds}"
                " rounds"),
         False: ("open", "not found", "was not found, so that passing says nothing: {missing}"),
     }  # fmt: skip
     sign, verdict, text = signs[found.found]
-    untimed, threshold = "no time was compared", Value(run.rules.threshold, "share")
-    reason = sentence(
+    untimed, threshold = "no time was compared", doc.Value(run.rules.threshold, "share")
+    reason = doc.sentence(
         "a slowdown of {threshold} " + text if text else untimed, threshold=threshold,
-        seen=Value(found.planted_ratio, "change"), wins=Value(found.wins),
-        rounds=Value(found.rounds), missing=missing(run, found) if found.found is False else "",
+        seen=doc.Value(found.planted_ratio, "change"), wins=doc.Value(found.wins),
+        rounds=doc.Value(found.rounds), missing=missing(run, found) if found.found is False else "",
     )  # fmt: skip
-    yield Finding(sign=sign, verdict=verdict, subject=name, reason=reason, test=(SUITE, name))
+    yield doc.Finding(sign=sign, verdict=verdict, subject=name, reason=reason, test=(SUITE, name))
     name, text = "A/A control", "the base against itself: {null}"
     sign, verdict = "good", "quiet"
     if found.null_ratio is None:
         sign, verdict, text = "none", "not timed", untimed
     if found.untrusted:
         sign, verdict, text = "open", "untrusted", text + "; not to be trusted: {why}"
-    null = Value(found.null_ratio, "change")
-    reason = sentence(text, null=null, why=found.untrusted or "")
-    yield Finding(sign=sign, verdict=verdict, subject=name, reason=reason, test=(SUITE, name))
+    null = doc.Value(found.null_ratio, "change")
+    reason = doc.sentence(text, null=null, why=found.untrusted or "")
+    yield doc.Finding(sign=sign, verdict=verdict, subject=name, reason=reason, test=(SUITE, name))
 
 
 def _versions(run: GateRun) -> dict[str, str]:
@@ -233,15 +217,15 @@ def _version(of: Version, other: Version) -> str:
     return f"{where}{words}{', with uncommitted changes' if of.dirty else ''}"
 
 
-def _promise(rules: Rules) -> Sentence:
+def _promise(rules: Rules) -> doc.Sentence:
     """What the run set out to find, and how often it may be wrong."""
-    return sentence(
+    return doc.sentence(
         "A slowdown of {threshold} is found, or its cell stays open. What is slower by less than"
         " the margin of {margin} is called a regression in at most {alpha} of runs, given"
         " independent rounds and a bias within the margin.",
-        threshold=Value(rules.threshold, "share"),
-        margin=Value(rules.margin, "share"),
-        alpha=Value(rules.alpha, "share"),
+        threshold=doc.Value(rules.threshold, "share"),
+        margin=doc.Value(rules.margin, "share"),
+        alpha=doc.Value(rules.alpha, "share"),
     )
 
 
@@ -277,15 +261,15 @@ def _rounds(run: GateRun) -> str:
     )
 
 
-def _measured(run: GateRun) -> list[Words]:
+def _measured(run: GateRun) -> list[doc.Words]:
     """The machine, how many rounds there were, and how long the run took, by its parts."""
     parts = {k.removesuffix("_s"): v for k, v in run.spent.items() if k != "wall_s"}
     text = "{count}; {total} of a budget of {budget}"
     text += "; it ended before all was decided" * run.over_budget
     text += ": " * bool(parts) + ", ".join(f"{name} {{{name}}}" for name in parts)
     seconds = {"total": _total_s(run), "budget": run.rules.budget_s, **parts}
-    known = {name: Value(value, "s") for name, value in seconds.items()}
-    return [_machine(run), sentence(text, count=_rounds(run), **known)]
+    known = {name: doc.Value(value, "s") for name, value in seconds.items()}
+    return [_machine(run), doc.sentence(text, count=_rounds(run), **known)]
 
 
 def _incidents(run: GateRun, names: Sequence[str]) -> Iterator[str]:
@@ -324,10 +308,10 @@ def profiles(run: GateRun, outcome: Outcome) -> list[str]:
     ]
 
 
-def _exact(run: GateRun, names: Sequence[str]) -> Iterator[Part]:
+def _exact(run: GateRun, names: Sequence[str]) -> Iterator[doc.Part]:
     """What repeats exactly, of both versions; of a cell that failed its status alone."""
-    differing: list[tuple[Cell, ...]] = []
-    alike: list[tuple[Cell, ...]] = []
+    differing: list[tuple[doc.Cell, ...]] = []
+    alike: list[tuple[doc.Cell, ...]] = []
     for number, name in enumerate(names):
         both = [run.checks[number]["base"], run.checks[number]["candidate"]]
         known: list[dict[str, Any]] = [
@@ -340,19 +324,19 @@ def _exact(run: GateRun, names: Sequence[str]) -> Iterator[Part]:
             row = (name, metric, _exactly(base), _exactly(candidate))
             (alike if base == candidate else differing).append(row)
     columns = {"cell": "cell", "metric": "what", "base": "base", "candidate": "candidate"}
-    yield Text(
+    yield doc.Text(
         lines=["What repeats exactly is compared without statistics; each cell was checked and"
                " counted once in each version."], quiet=True,
     )  # fmt: skip
-    yield Table(columns=columns, rows=differing)
+    yield doc.Table(columns=columns, rows=differing)
     if not differing:
-        yield Text(["Nothing differs between the versions."])
+        yield doc.Text(["Nothing differs between the versions."])
     if alike:
-        rows = [Table(columns=columns, rows=alike)]
-        yield Section("The same in both versions", rows, folded=True)
+        rows = [doc.Table(columns=columns, rows=alike)]
+        yield doc.Section("The same in both versions", rows, folded=True)
 
 
-def _exactly(value: Any) -> Value:
-    units_: dict[type, Unit] = {int: "count", float: "number"}
+def _exactly(value: Any) -> doc.Value:
+    units_: dict[type, doc.Unit] = {int: "count", float: "number"}
     unit = units_.get(type(value), "text")
-    return Value(value if unit != "text" or value is None else str(value), unit=unit)
+    return doc.Value(value if unit != "text" or value is None else str(value), unit=unit)

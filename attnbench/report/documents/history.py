@@ -8,23 +8,10 @@ from collections.abc import Sequence
 from attnbench.analysis.history.series import VERDICTS, Found, Line, Series, Verdict
 from attnbench.base import units
 from attnbench.errors import ExitCode
-from attnbench.report.document import (
-    Cell,
-    Document,
-    Figure,
-    Finding,
-    Section,
-    Sentence,
-    Sign,
-    Table,
-    Text,
-    Value,
-    changes,
-    sentence,
-)
+from attnbench.report import document as doc
 from attnbench.report.labels import shortened
 
-SIGNS: dict[Verdict, Sign] = {
+SIGNS: dict[Verdict, doc.Sign] = {
     "regression": "bad", "improvement": "better", "suspicious": "open", "no change": "good",
     "insufficient data": "none",
 }  # fmt: skip
@@ -47,19 +34,19 @@ PICTURES = (
 STEP = {"since": "since", "change": "change", "runs": "runs"}
 
 
-def document(machines: Sequence[Series]) -> Document:
+def document(machines: Sequence[Series]) -> doc.Document:
     """All machines; the exit code is 0 whatever is found."""
     verdicts = [[line.verdict for line in of.lines if line.kind == "cell"] for of in machines]
     found = [verdict for own in verdicts for verdict in own]
     sections = [list(_sections(series)) for series in machines]
     if len(machines) > 1:
         sections = [[
-            Section(f"{_heading(series)}: {units.tally(own, VERDICTS)}", parts)
+            doc.Section(f"{_heading(series)}: {units.tally(own, VERDICTS)}", parts)
             for series, own, parts in zip(machines, verdicts, sections, strict=True)
         ]]  # fmt: skip
-    return Document(
+    return doc.Document(
         kind="history", exit_code=ExitCode.OK,
-        conclusion=Finding(
+        conclusion=doc.Finding(
             sign=next((SIGNS[of] for of in VERDICTS if of in found), "none"),
             verdict=units.tally(found, VERDICTS), subject="the history",
         ),
@@ -67,26 +54,26 @@ def document(machines: Sequence[Series]) -> Document:
     )  # fmt: skip
 
 
-def _sections(series: Series) -> list[Section]:
+def _sections(series: Series) -> list[doc.Section]:
     names = _names(series)
     steps = [(line, one) for line in series.lines for one in line.found]
     steps.sort(key=lambda pair: -abs(pair[1].step.log))
-    sure: list[Sequence[Cell]] = []
-    suspicious: list[Sequence[Cell]] = []
+    sure: list[Sequence[doc.Cell]] = []
+    suspicious: list[Sequence[doc.Cell]] = []
     for line, one in steps:
         if one.verdict == "suspicious":
             suspicious.append((names[line], _why(series, one), *_step(series, one)))
         else:
-            verdict = Finding(sign=SIGNS[one.verdict], verdict=one.verdict, subject=names[line])
+            verdict = doc.Finding(sign=SIGNS[one.verdict], verdict=one.verdict, subject=names[line])
             sure.append((names[line], verdict, *_step(series, one)))
     marks = [
-        Section(f"{number}: {_place(series, mark.at)}", [Text(changes(mark.facts))])
+        doc.Section(f"{number}: {_place(series, mark.at)}", [doc.Text(doc.changes(mark.facts))])
         for number, mark in enumerate(series.marks, start=1)
     ]
     cells = []
     for line in (line for line in series.lines if line.kind == "cell"):
         impl, _, case = line.name.partition(" ")
-        verdict = Finding(
+        verdict = doc.Finding(
             sign=SIGNS[line.verdict], verdict=line.verdict, subject=names[line],
             reason=_steps(series, line), test=(impl, case),
         )  # fmt: skip
@@ -95,38 +82,38 @@ def _sections(series: Series) -> list[Section]:
     left_out = len(series.lines) - len(drawn)
     more = f" {left_out} more lines are not drawn." * bool(left_out)
     of = [(line, SIGNS[line.verdict], names[line], _steps(series, line)) for line in drawn]
-    figure = Figure(title="What changed most", draw="panels.draw_all", of=(series, of))
+    figure = doc.Figure(title="What changed most", draw="panels.draw_all", of=(series, of))
     tables = [
-        Table(columns={"cell": "cell", "verdict": "verdict"} | STEP, rows=sure, most=20),
-        Table(columns={"cell": "cell", "why": "why"} | STEP, rows=suspicious, most=8),
-        Table(columns={"cell": "cell", "verdict": "verdict"}, rows=cells),
+        doc.Table(columns={"cell": "cell", "verdict": "verdict"} | STEP, rows=sure, most=20),
+        doc.Table(columns={"cell": "cell", "why": "why"} | STEP, rows=suspicious, most=8),
+        doc.Table(columns={"cell": "cell", "verdict": "verdict"}, rows=cells),
     ]
     title = "Changed" if sure else "No step is certain"
     found = [
-        Section(title, [Text([READING], quiet=True), tables[0]]),
-        Section("Suspicious", [Text(SUSPICIOUS, quiet=True), tables[1]] * bool(suspicious)),
-        Section("Changes of the environment", marks),
-        Section("What changed most", [figure, Text([PICTURES + more], quiet=True)]),
-        Section(f"All cells ({len(cells)})", tables[2:], folded=True),
+        doc.Section(title, [doc.Text([READING], quiet=True), tables[0]]),
+        doc.Section("Suspicious", [doc.Text(SUSPICIOUS, quiet=True), tables[1]] * bool(suspicious)),
+        doc.Section("Changes of the environment", marks),
+        doc.Section("What changed most", [figure, doc.Text([PICTURES + more], quiet=True)]),
+        doc.Section(f"All cells ({len(cells)})", tables[2:], folded=True),
     ]
     return [section for section in found if section.parts]
 
 
-def _step(series: Series, found: Found) -> tuple[Cell, ...]:
+def _step(series: Series, found: Found) -> tuple[doc.Cell, ...]:
     step, place = found.step, _place(series, found.at)
-    return place, Value(math.exp(step.log), "change"), f"{step.before}|{step.after}"
+    return place, doc.Value(math.exp(step.log), "change"), f"{step.before}|{step.after}"
 
 
-def _steps(series: Series, line: Line) -> Sentence:
+def _steps(series: Series, line: Line) -> doc.Sentence:
     """`+31.4 % since 2026-11-23 quick-20`, of each step."""
     text = ", ".join(f"{{{i}}} since {{at{i}}}" for i in range(len(line.found)))
-    known: dict[str, Value] = {}
+    known: dict[str, doc.Value] = {}
     for i, of in enumerate(line.found):
         known |= {
-            f"{i}": Value(math.exp(of.step.log), "change"),
-            f"at{i}": Value(_place(series, of.at)),
+            f"{i}": doc.Value(math.exp(of.step.log), "change"),
+            f"at{i}": doc.Value(_place(series, of.at)),
         }
-    return sentence(text, **known)
+    return doc.sentence(text, **known)
 
 
 def _place(series: Series, at: int) -> str:

@@ -10,22 +10,7 @@ from typing import Any
 from attnbench.analysis.profiles import TOGETHER, Change, Difference, kernel_name, together
 from attnbench.base import units
 from attnbench.errors import ExitCode
-from attnbench.report.document import (
-    Cell,
-    Document,
-    Figure,
-    Finding,
-    Part,
-    Section,
-    Sentence,
-    Table,
-    Text,
-    Value,
-    Words,
-    changes,
-    facts,
-    sentence,
-)
+from attnbench.report import document as doc
 from attnbench.schema.profile import Memory, Profile
 from attnbench.theory.traits import case_label
 
@@ -69,36 +54,39 @@ NOTES = {
 
 def document(
     profiles: Sequence[tuple[Profile, Path]], found: Difference | None = None, top: int = 10
-) -> Document:
+) -> doc.Document:
     """One profile, with the folder it lies in, or the two of `found`; `top` ops of each."""
     both = [profile for profile, _ in profiles]
-    sections = [Section("The environments differ", [Text(changes(found.environment))])] if (
-        found and found.environment
-    ) else []  # fmt: skip
+    sections = []
+    if found and found.environment:
+        changed = doc.Text(doc.changes(found.environment))
+        sections.append(doc.Section("The environments differ", [changed]))
     if found:
-        sections.append(Section("What changed", list(_difference(found))))
+        sections.append(doc.Section("What changed", list(_difference(found))))
     for of in both:
         title = "Ops" if not found else of.label
-        sections.append(Section(title, list(_one(of, top)), folded=found is not None))
+        sections.append(doc.Section(title, list(_one(of, top)), folded=found is not None))
     if not found:
-        sections.append(Section("Time and memory", [Text([_sums(both[0]), *_memory(both[0])])]))
+        sections.append(
+            doc.Section("Time and memory", [doc.Text([_sums(both[0]), *_memory(both[0])])])
+        )
     notes = [
-        sentence("{label}: " * bool(found) + NOTES[note.code], label=of.label, **{
-            name: value if isinstance(value, str) else Value(value, (
+        doc.sentence("{label}: " * bool(found) + NOTES[note.code], label=of.label, **{
+            name: value if isinstance(value, str) else doc.Value(value, (
                 "bytes" if name.endswith("_bytes") else "share" if name == "share" else "number"
             )) for name, value in note.figures.items()
         }) for of in both for note in of.notes
     ]  # fmt: skip
-    return Document(
-        kind="profile", conclusion=Finding(
+    return doc.Document(
+        kind="profile", conclusion=doc.Finding(
             sign="none", verdict="", subject="the profile", reason=_conclusion(both[0], found)
         ),
         exit_code=ExitCode.OK, about=[_head(both[0], found)],
         sections=[
-            *sections, *([Section("Before believing it", [Text(notes)])] if notes else ()),
-            Section("Figures", list(_figures(both, found))),
-            Section("How it was measured", [Text([TRACE]), *(
-                Section(f"Environment of {of.label}", [facts(of.environment)], folded=True)
+            *sections, *([doc.Section("Before believing it", [doc.Text(notes)])] if notes else ()),
+            doc.Section("Figures", list(_figures(both, found))),
+            doc.Section("How it was measured", [doc.Text([TRACE]), *(
+                doc.Section(f"Environment of {of.label}", [doc.facts(of.environment)], folded=True)
                 for of in (both if found and found.environment else both[:1])
             )], folded=True),
         ],
@@ -106,25 +94,27 @@ def document(
     )  # fmt: skip
 
 
-def _conclusion(of: Profile, found: Difference | None) -> Words:
+def _conclusion(of: Profile, found: Difference | None) -> doc.Words:
     """`chunked takes 0.278 of naive's time …`; of one what a call takes, and what most of it."""
     if found is None:
-        time = Value(of.time.median_us, "us", of.time.low_us, of.time.high_us)
+        time = doc.Value(of.time.median_us, "us", of.time.low_us, of.time.high_us)
         text = "{label} takes {time} ({time.interval}) a call"
         longest = of.ops[0] if of.ops else None
-        share = Value(longest.self_us / of.time.median_us if longest else None, "share")
+        share = doc.Value(longest.self_us / of.time.median_us if longest else None, "share")
         text += ", {share} of it in {op}" * bool(longest)
         op = brief(longest.name) if longest else ""
-        return sentence(text, label=of.label, time=time, share=share, op=op)
+        return doc.sentence(text, label=of.label, time=time, share=share, op=op)
     a, b = labels(found)
     low, high = found.ratio_interval or (None, None)
     text = "{b} takes {ratio} " + ("of" if found.ratio < 1 else "times") + " {a}'s time"
     if low is not None and high is not None and low <= 1 <= high:
         text = "{b} and {a} take the same time but for noise: {ratio} of it"
     text += " (its interval is unknown)" if low is None else " ({ratio.interval})"
-    return sentence(
-        text + ": {after}, not {before}", a=a, b=b, ratio=Value(found.ratio, "number", low, high),
-        after=Value(found.b.time.median_us, "us"), before=Value(found.a.time.median_us, "us"),
+    return doc.sentence(
+        text + ": {after}, not {before}", a=a, b=b,
+        ratio=doc.Value(found.ratio, "number", low, high),
+        after=doc.Value(found.b.time.median_us, "us"),
+        before=doc.Value(found.a.time.median_us, "us"),
     )  # fmt: skip
 
 
@@ -161,21 +151,21 @@ def brief(name: str, longest: int = 48) -> str:
     return name if len(name) <= longest else f"{name[: longest - 1 - half]}…{name[-half:]}"
 
 
-def _one(profile: Profile, top: int) -> Iterator[Part]:
+def _one(profile: Profile, top: int) -> Iterator[doc.Part]:
     """The ops with the longest self times, then the others, and the sum."""
     a_call_us = profile.time.median_us
     own = [op for op in profile.ops[:top] if op.self_us >= _LEAST_OP * a_call_us]
 
-    def row(name: str, self_us: float, *others: Cell) -> tuple[Cell, ...]:
+    def row(name: str, self_us: float, *others: doc.Cell) -> tuple[doc.Cell, ...]:
         blank = ("",) * (len(COLUMNS) - 4 - len(others))
-        share = Value(self_us / a_call_us, "share")
-        return name, brief(name), Value(self_us, "us"), share, *others, *blank
+        share = doc.Value(self_us / a_call_us, "share")
+        return name, brief(name), doc.Value(self_us, "us"), share, *others, *blank
 
     rows = [
         row(
-            op.name, op.self_us, Value(op.count, "number"), Value(op.tflops, "tflops"),
-            Value(op.gbps, "gbps"), Value(op.share, "share", of=op.ceiling or ""),
-            Value(op.allocated_bytes or None, "bytes"),
+            op.name, op.self_us, doc.Value(op.count, "number"), doc.Value(op.tflops, "tflops"),
+            doc.Value(op.gbps, "gbps"), doc.Value(op.share, "share", of=op.ceiling or ""),
+            doc.Value(op.allocated_bytes or None, "bytes"),
         ) for op in profile.ops
     ]  # fmt: skip
     sums = [row("in no op", profile.outside_us), row("a call, unprofiled", a_call_us)]
@@ -183,10 +173,10 @@ def _one(profile: Profile, top: int) -> Iterator[Part]:
         sums.insert(0, row(f"{len(rest)} more", sum(op.self_us for op in rest)))
     spare = ("allocated", "gbps", "calls")
     shown = [*rows[: len(own)], *sums]
-    yield Table(columns=COLUMNS, rows=shown, spare=spare, cut="op", sums=True, most=len(shown))
+    yield doc.Table(columns=COLUMNS, rows=shown, spare=spare, cut="op", sums=True, most=len(shown))
     if rest:
-        every = Table(columns=COLUMNS, rows=rows, spare=spare, cut="op")
-        yield Section(f"All ops ({len(rows)})", [every], folded=True)
+        every = doc.Table(columns=COLUMNS, rows=rows, spare=spare, cut="op")
+        yield doc.Section(f"All ops ({len(rows)})", [every], folded=True)
 
 
 def entries(found: Difference, most: int, least: float = 0.0) -> tuple[Change, ...]:
@@ -210,7 +200,7 @@ def calls(of: Change) -> str:
     return a if a == b else f"{a} → {b}"
 
 
-def _difference(found: Difference) -> Iterator[Part]:
+def _difference(found: Difference) -> Iterator[doc.Part]:
     """What changed most, the table of it, both peaks of memory."""
     a, b = labels(found)
     columns = {
@@ -218,41 +208,44 @@ def _difference(found: Difference) -> Iterator[Part]:
         "what": "what", "bytes": "bytes",
     }  # fmt: skip
 
-    def row(of: Change) -> tuple[Cell, ...]:
+    def row(of: Change) -> tuple[doc.Cell, ...]:
         there = (of.a_us, of.what != "appeared"), (of.b_us, of.what != "vanished")
-        times = (Value(time_us if known else None, "us") for time_us, known in there)
+        times = (doc.Value(time_us if known else None, "us") for time_us, known in there)
         what = "" if of.what in TOGETHER else of.what
-        size = "" if of.what == "outside" else Value(of.bytes, "delta_bytes")
-        change = Value(of.delta_us, "delta_us")
+        size = "" if of.what == "outside" else doc.Value(of.bytes, "delta_bytes")
+        change = doc.Value(of.delta_us, "delta_us")
         return of.name, brief(of.name), *times, change, calls(of), what, size
 
-    yield Text(list(_summary(found)))
-    ends = (Value(of.time.median_us, "us") for of in (found.a, found.b))
-    change = Value(found.delta_us, "delta_us")
-    total: tuple[Cell, ...] = ("a call", "a call", *ends, change, "", "", "")
+    yield doc.Text(list(_summary(found)))
+    ends = (doc.Value(of.time.median_us, "us") for of in (found.a, found.b))
+    change = doc.Value(found.delta_us, "delta_us")
+    total: tuple[doc.Cell, ...] = ("a call", "a call", *ends, change, "", "", "")
     rows = [row(of) for of in entries(found, MOST_CHANGES, LEAST)]
     spare = ("bytes", "what")
-    yield Table(columns=columns, rows=[*rows, total], spare=spare, cut="op", sums=True)
-    yield Text([READING], quiet=True)
+    yield doc.Table(columns=columns, rows=[*rows, total], spare=spare, cut="op", sums=True)
+    yield doc.Text([READING], quiet=True)
     if len(found.changes) > len(rows):
-        every = Table(columns=columns, rows=[*map(row, found.changes), total], sums=True)
-        yield Section(f"All entries ({len(found.changes)})", [every], folded=True)
+        every = doc.Table(columns=columns, rows=[*map(row, found.changes), total], sums=True)
+        yield doc.Section(f"All entries ({len(found.changes)})", [every], folded=True)
 
 
-def _summary(found: Difference) -> Iterator[Words]:
+def _summary(found: Difference) -> Iterator[doc.Words]:
     single = found.ops
     most = [of for of in single if abs(of.delta_us) >= 0.02 * abs(found.delta_us)][:3]
-    figures: dict[str, Value] = {}
+    figures: dict[str, doc.Value] = {}
     words = []
     for i, of in enumerate(most):
         words.append(f"{{op{i}}} {{by{i}}} ({of.what})")
-        figures |= {f"op{i}": Value(brief(of.name)), f"by{i}": Value(of.delta_us, "delta_us")}
+        figures |= {
+            f"op{i}": doc.Value(brief(of.name)),
+            f"by{i}": doc.Value(of.delta_us, "delta_us"),
+        }
     text = f"{units.counted(len(single), 'op')} changed" + ": " * bool(most) + ", ".join(words)
-    yield sentence(text if single else "no op changed beyond noise", **figures)
+    yield doc.sentence(text if single else "no op changed beyond noise", **figures)
     if found.common is not None and abs(math.log(found.common or 1.0)) > _COMMON:
-        yield sentence(
+        yield doc.sentence(
             "ops that are alike in both take {factor} times as long in {b}: the machine's speed, or"
-            " a cause common to all", factor=Value(found.common, "number"), b=labels(found)[1],
+            " a cause common to all", factor=doc.Value(found.common, "number"), b=labels(found)[1],
         )  # fmt: skip
     for profile, name in zip((found.a, found.b), labels(found), strict=True):
         yield from _memory(profile, name)
@@ -265,20 +258,20 @@ def predicted_peak(of: Memory) -> float | None:
     return of.predicted_bytes + of.outputs_bytes
 
 
-def _memory(profile: Profile, name: str = "") -> Iterator[Sentence]:
+def _memory(profile: Profile, name: str = "") -> Iterator[doc.Sentence]:
     """`memory of naive: at most 8.5 MiB at once in aten::bmm, …`; nothing where it is not known."""
     of = profile.memory
     if of.peak_bytes is None:
         return
     sizes = ("peak", "outputs", "traced", "measured", "predicted")
-    known: dict[str, Any] = {of_: Value(getattr(of, f"{of_}_bytes"), "bytes") for of_ in sizes}
+    known: dict[str, Any] = {of_: doc.Value(getattr(of, f"{of_}_bytes"), "bytes") for of_ in sizes}
     text = "memory" + " of {name}" * bool(name) + ": at most {peak} at once"
     text += " in {op}" * bool(of.peak_op) + ", outputs {outputs}; workspace traced {traced},"
     text += " measured {measured}, predicted {predicted}"
-    yield sentence(text, name=name, op=brief(of.peak_op or ""), **known)
+    yield doc.sentence(text, name=name, op=brief(of.peak_op or ""), **known)
 
 
-def _sums(profile: Profile) -> Sentence:
+def _sums(profile: Profile) -> doc.Sentence:
     """How the times add up."""
     taken, ops = profile.time, "kernels" if profile.launch_us is not None else "ops"
     sign, least = ("−", "less") if profile.outside_us < 0 else ("+", "more")
@@ -290,27 +283,27 @@ def _sums(profile: Profile) -> Sentence:
         )
     share = abs(profile.outside_us) / profile.self_us if profile.self_us else None
     slower = taken.median_us > _SLOWER * profile.profiled_us and profile.launch_us is None
-    return sentence(
+    return doc.sentence(
         f"time: {{own}} in {ops} {sign} {{outside}} = {{time}} a call unprofiled"
         f" ({{time.interval}}), {{share}} {least} than the {ops}; {{profiled}} under the profiler,"
         f" {gaps}"
         + "; calls were slower without the profiler than under it, so that most of what is in no"
         " op is other work: profile again on a quieter machine" * slower,
-        own=Value(profile.self_us, "us"), outside=Value(abs(profile.outside_us), "us"),
-        time=Value(taken.median_us, "us", taken.low_us, taken.high_us),
-        share=Value(share, "share"), profiled=Value(profile.profiled_us, "us"),
-        gaps=Value(profile.gaps_us, "us"), count=Value(profile.gaps),
-        launch=Value(profile.launch_us, "us"),
+        own=doc.Value(profile.self_us, "us"), outside=doc.Value(abs(profile.outside_us), "us"),
+        time=doc.Value(taken.median_us, "us", taken.low_us, taken.high_us),
+        share=doc.Value(share, "share"), profiled=doc.Value(profile.profiled_us, "us"),
+        gaps=doc.Value(profile.gaps_us, "us"), count=doc.Value(profile.gaps),
+        launch=doc.Value(profile.launch_us, "us"),
     )  # fmt: skip
 
 
-def _figures(profiles: Sequence[Profile], found: Difference | None) -> Iterator[Figure]:
+def _figures(profiles: Sequence[Profile], found: Difference | None) -> Iterator[doc.Figure]:
     if found:
         title = "From one time to the other"
-        yield Figure(title=title, draw="ops.draw_waterfall", of=(found,))
-    yield Figure(title="Where the time goes", draw="ops.draw_ops", of=(profiles,))
+        yield doc.Figure(title=title, draw="ops.draw_waterfall", of=(found,))
+    yield doc.Figure(title="Where the time goes", draw="ops.draw_ops", of=(profiles,))
     if any(profile.memory.timeline for profile in profiles):
-        yield Figure(title="Memory over one call", draw="ops.draw_memory", of=(profiles,))
+        yield doc.Figure(title="Memory over one call", draw="ops.draw_memory", of=(profiles,))
 
 
 def _commands(profile: Profile, folder: Path) -> Iterator[tuple[str, str]]:

@@ -20,23 +20,7 @@ from attnbench.analysis.scaling.results import Scaling
 from attnbench.base import units
 from attnbench.errors import ExitCode
 from attnbench.machine import limits
-from attnbench.report.document import (
-    Cell,
-    Document,
-    Facts,
-    Figure,
-    Finding,
-    Part,
-    Section,
-    Sign,
-    Table,
-    Text,
-    Unit,
-    Value,
-    Words,
-    facts,
-    sentence,
-)
+from attnbench.report import document as doc
 from attnbench.report.documents.verify import decisive, laws
 from attnbench.store.runs import Run
 
@@ -63,14 +47,14 @@ LIMITS = (
 Row = Mapping[Any, Any]
 
 
-def _time(row: Row) -> Value:
+def _time(row: Row) -> doc.Value:
     """The time, behind a mark where it cannot be right (!) or has no bound for its error (?)."""
     sure = units.is_unknown(row["suspect"]), units.is_unknown(row["unsteady"])
     of = "" if all(sure) else "?" if sure[0] else "!"
     return replace(_value(row, "time_us", "us"), of=of)
 
 
-def _speed(row: Row) -> Value:
+def _speed(row: Row) -> doc.Value:
     """The ratio; whether it is level; a * where the two times give another one."""
     found = _value(row, "speedup", "ratio")
     odd = row["impl"] != row["baseline"] and not units.is_unknown(row["speedup_reason"])
@@ -81,32 +65,32 @@ def _speed(row: Row) -> Value:
     return replace(found, mark=mark)
 
 
-def _value(row: Row, name: str, unit: Unit) -> Value:
+def _value(row: Row, name: str, unit: doc.Unit) -> doc.Value:
     """A column of the records table with its interval, where it has one."""
     known: Any = (row.get(each) for each in (name, f"{name}_low", f"{name}_high"))
     number, low, high = (None if units.is_unknown(x) else float(x) for x in known)
-    return Value(number, unit, low, high)
+    return doc.Value(number, unit, low, high)
 
 
-def _mask(row: Row) -> Cell:
+def _mask(row: Row) -> doc.Cell:
     if row["mask"] in ("full", "causal"):
-        return Value(None)
+        return doc.Value(None)
     shares = units.percent(row["mask_density"]), units.percent(row["mask_block_density"])
     return ", ".join((*shares, units.time(row["mask_build_us"])))
 
 
-def _approx(row: Row) -> Cell:
+def _approx(row: Row) -> doc.Cell:
     text = approx(row)
-    return Value(None) if text == units.UNKNOWN else text
+    return doc.Value(None) if text == units.UNKNOWN else text
 
 
 # By the name in JSON: header, the columns of the export that it shows, and its value.
-SUMMARY: dict[str, tuple[str, tuple[str, ...], Callable[[Row], Cell]]] = {
-    "impl": ("impl", ("impl",), lambda row: Value(row["impl"], "impl")),
+SUMMARY: dict[str, tuple[str, tuple[str, ...], Callable[[Row], doc.Cell]]] = {
+    "impl": ("impl", ("impl",), lambda row: doc.Value(row["impl"], "impl")),
     "time": ("time", ("time_us", "unsteady", "suspect"), _time),
     "speed": ("speed vs {baseline}", ("speedup", "speedup_reason"), _speed),
     "behind": ("vs fastest", ("behind",),
-               lambda row: Value(_value(row, "behind", "ratio").number, "ratio")),
+               lambda row: doc.Value(_value(row, "behind", "ratio").number, "ratio")),
     "rate": ("useful rate", ("tflops",), lambda row: _value(row, "tflops", "tflops")),
     "workspace": ("workspace", ("memory_workspace_bytes",),
                   lambda row: _value(row, "memory_workspace_bytes", "bytes")),
@@ -117,12 +101,12 @@ SUMMARY: dict[str, tuple[str, tuple[str, ...], Callable[[Row], Cell]]] = {
              _mask),
     "status": ("status", ("status",), lambda row: str(row["status"])),
 }  # fmt: skip
-_NOTHING: set[Cell] = {Value(None, unit) for unit in get_args(Unit)}
+_NOTHING: set[doc.Cell] = {doc.Value(None, unit) for unit in get_args(doc.Unit)}
 _KEPT = ("case", "impl", "time", "speed")
 _SPARE = ("mask", "error", "rate", "behind", "workspace", "approx")
 
 
-def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> Document:
+def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> doc.Document:
     """All of a run; if `brief` without figures and growth. Ratios are against `baseline`.
 
     Raises:
@@ -134,27 +118,27 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> D
     statuses = set(frame["status"])
     code = ExitCode.OK if "ok" in statuses else ExitCode.USAGE
     bad = statuses & {"incorrect", "crashed", "error"}
-    sign: Sign = "bad" if bad else "good" if statuses == {"ok"} else "none"
+    sign: doc.Sign = "bad" if bad else "good" if statuses == {"ok"} else "none"
     where = shlex.quote(str(run.path))
     sections = [
-        Section("Results", list(_results(frame))),
-        Section("Without a result", list(_failures(frame))),
-        Section("Suspect times", list(_suspects(frame))),
+        doc.Section("Results", list(_results(frame))),
+        doc.Section("Without a result", list(_failures(frame))),
+        doc.Section("Suspect times", list(_suspects(frame))),
     ]
     if found:
         sections += _figures(run, frame, costs, *found)
     sections += [
         *_all_results(frame, where),
-        Section("Limits of the machine", list(_limits(run)), folded=True),
-        Section("Wall time", list(_spent(run)), folded=not brief),
-        Section("Environment", [facts(run.shared(run.environments))], folded=True),
-        Section("Options", [facts(run.info.get("options") or {})], folded=True),
-        Section("How to read the columns", list(_columns(frame)), folded=True),
+        doc.Section("Limits of the machine", list(_limits(run)), folded=True),
+        doc.Section("Wall time", list(_spent(run)), folded=not brief),
+        doc.Section("Environment", [doc.facts(run.shared(run.environments))], folded=True),
+        doc.Section("Options", [doc.facts(run.info.get("options") or {})], folded=True),
+        doc.Section("How to read the columns", list(_columns(frame)), folded=True),
     ]
-    return Document(
+    return doc.Document(
         kind="report", created=run.info.get("created") or "",
         exit_code=ExitCode.FINDING if "incorrect" in statuses else code,
-        conclusion=Finding(
+        conclusion=doc.Finding(
             sign="open" if run.unfinished else sign, subject=run.run_id,
             verdict="unfinished" if run.unfinished else failed_sentence(frame).rstrip("."),
             reason=failed_sentence(frame).rstrip(".") if run.unfinished and bad else "",
@@ -191,14 +175,14 @@ def _headers(frame: pd.DataFrame) -> dict[str, str]:
     return {name: head.format(baseline=baseline) for name, (head, *_) in SUMMARY.items()}
 
 
-def _table(frame: pd.DataFrame, names: Mapping[str, list[str]], **more: Any) -> Iterator[Part]:
+def _table(frame: pd.DataFrame, names: Mapping[str, list[str]], **more: Any) -> Iterator[doc.Part]:
     """Rows of the records table as people read them, each case once.
 
     Without columns that say nothing; what is the same in all rows follows in a line.
     """
     heads = {"case": "case"} | _headers(frame)
-    rows: list[dict[str, Cell]] = [
-        {"case": label(row, names[row["workload"]])}
+    rows: list[dict[str, doc.Cell]] = [
+        {"case": heading(row, names[row["workload"]])}
         | {name: value(row) for name, (_, _, value) in SUMMARY.items()}
         for row in frame.to_dict("records")
     ]
@@ -210,7 +194,7 @@ def _table(frame: pd.DataFrame, names: Mapping[str, list[str]], **more: Any) -> 
     }  # fmt: skip
     columns = {name: head for name, head in heads.items() if name not in alike}
     fastest = frame["behind"].notna() & frame["suspect"].isna() & ~(frame["behind_low"] > 1)
-    yield Table(
+    yield doc.Table(
         columns=columns, rows=[[row[name] for name in columns] for row in rows],
         spare=[name for name in _SPARE if name in columns], cut="impl", grouped=True,
         intervals={"speed": "95 % CI"}, bold=[i for i, x in enumerate(fastest) if x], **more,
@@ -219,7 +203,7 @@ def _table(frame: pd.DataFrame, names: Mapping[str, list[str]], **more: Any) -> 
     if same:
         text = ", ".join(f"{name} {{{i}}}" for i, (name, _) in enumerate(same))
         known: Any = {str(i): value for i, (_, value) in enumerate(same)}
-        yield Text([sentence(f"in all rows: {text}", **known)], quiet=True)
+        yield doc.Text([doc.sentence(f"in all rows: {text}", **known)], quiet=True)
 
 
 def _largest(frame: pd.DataFrame) -> pd.DataFrame:
@@ -231,28 +215,28 @@ def _largest(frame: pd.DataFrame) -> pd.DataFrame:
     return measured[measured["seq_len"] == top].head(SHOWN)
 
 
-def _results(frame: pd.DataFrame) -> Iterator[Part]:
+def _results(frame: pd.DataFrame) -> Iterator[doc.Part]:
     shown = _largest(frame)
     if shown.empty:
         return
     yield from _table(shown, label_axes(frame), most=SHOWN)
     odd = shown[shown["speedup_reason"].notna() & (shown["impl"] != shown["baseline"])]
-    notes: list[Words] = [
+    notes: list[doc.Words] = [
         f"* {row['impl']}, n={row['seq_len']}: {row['speedup_reason']}"
         for row in odd[odd["speedup"].notna()].head(3).to_dict("records")
     ]
     notes.append("bold: the fastest of a case, and what is not told apart from it")
     if left_out := int((frame["status"] == "ok").sum()) - len(shown):
         notes.append(f"the largest sizes; {left_out} more rows: attnbench export")
-    yield Text(notes, quiet=True)
+    yield doc.Text(notes, quiet=True)
 
 
-def _all_results(frame: pd.DataFrame, where: str) -> Iterator[Section]:
+def _all_results(frame: pd.DataFrame, where: str) -> Iterator[doc.Section]:
     """A table for each part of the run: what differs only in n stands in one."""
     if len(frame) <= SHOWN and (frame["status"] == "ok").all():
         return
     names, shown = label_axes(frame), 0
-    parts: list[Part] = []
+    parts: list[doc.Part] = []
     for values, of_workload in slices(frame, ["workload"]):
         outer = [name for name in names[values["workload"]] if name not in INNER]
         for _, rows in slices(of_workload, outer):
@@ -262,31 +246,33 @@ def _all_results(frame: pd.DataFrame, where: str) -> Iterator[Section]:
             inner = [name for name in varying(rows) if name in INNER] or ["seq_len"]
             title = heading(rows.iloc[0], outer) or "all cells"
             own = list(_table(rows, dict.fromkeys(names, inner)))
-            parts.append(Section(title, own, folded=True))
+            parts.append(doc.Section(title, own, folded=True))
     left_out = f"{len(frame) - shown} more cells are not shown here. " * (len(frame) > shown)
     text = f"{left_out}All cells with all columns: attnbench export {where} --format csv"
-    yield Section(f"All {len(frame)} cells", [Text([text], quiet=True), *parts], folded=True)
+    yield doc.Section(
+        f"All {len(frame)} cells", [doc.Text([text], quiet=True), *parts], folded=True
+    )
 
 
-def _failures(frame: pd.DataFrame) -> Iterator[Part]:
+def _failures(frame: pd.DataFrame) -> Iterator[doc.Part]:
     """Cells without a result, gathered by their reason."""
     for _, status, impl, reason, cells, *lengths in table.failures(frame).itertuples():
         at = "–".join(dict.fromkeys(map(str, lengths)))
-        yield Finding(
+        yield doc.Finding(
             sign="none" if status in ("unsupported", "skipped") else "bad", verdict=str(status),
             subject=f"{impl} ({units.counted(int(cells), 'cell')}, n={at})",
             reason=f"{status}: {reason}",
         )  # fmt: skip
 
 
-def _suspects(frame: pd.DataFrame) -> Iterator[Part]:
+def _suspects(frame: pd.DataFrame) -> Iterator[doc.Part]:
     names = label_axes(frame)
     for row in frame[frame["suspect"].notna()].head(MOST_SUSPECTS).to_dict("records"):
         subject = f"{row['impl']} {label(row, names[row['workload']])}"
-        yield Finding(sign="open", verdict="suspect", subject=subject, reason=row["suspect"])
+        yield doc.Finding(sign="open", verdict="suspect", subject=subject, reason=row["suspect"])
 
 
-def _spent(run: Run) -> Iterator[Part]:
+def _spent(run: Run) -> Iterator[doc.Part]:
     """Stages of the run with their share of the wall time, the longest first."""
     stages = sorted(table.spent(run), key=lambda item: -item[1])
     total = sum(seconds for _, seconds in stages)
@@ -294,13 +280,16 @@ def _spent(run: Run) -> Iterator[Part]:
         text = "{wall}: " + ", ".join(
             f"{name} {{{i}}} ({{{i}_share}})" for i, (name, _) in enumerate(stages)
         )
-        known: dict[str, Value] = {"wall": Value(total, "s")}
+        known: dict[str, doc.Value] = {"wall": doc.Value(total, "s")}
         for i, (_, seconds) in enumerate(stages):
-            known |= {f"{i}": Value(seconds, "s"), f"{i}_share": Value(seconds / total, "share")}
-        yield Text([sentence(text, **known)])
+            known |= {
+                f"{i}": doc.Value(seconds, "s"),
+                f"{i}_share": doc.Value(seconds / total, "share"),
+            }
+        yield doc.Text([doc.sentence(text, **known)])
 
 
-def _limits(run: Run) -> Iterator[Part]:
+def _limits(run: Run) -> Iterator[doc.Part]:
     """The ceilings of each machine, measured and as its datasheet has them."""
     known = run.environments.values()
     rows = {
@@ -310,64 +299,67 @@ def _limits(run: Run) -> Iterator[Part]:
     }
     if rows:
         columns = {"limit": "limit", "measured": "measured", "datasheet": "datasheet"}
-        yield Text([LIMITS], quiet=True)
-        yield Table(columns=columns, rows=[(name, *pair) for name, pair in rows.items()])
+        yield doc.Text([LIMITS], quiet=True)
+        yield doc.Table(columns=columns, rows=[(name, *pair) for name, pair in rows.items()])
 
 
-def limit_rows(environment: Mapping[str, Any]) -> list[tuple[str, Value, Value]]:
+def limit_rows(environment: Mapping[str, Any]) -> list[tuple[str, doc.Value, doc.Value]]:
     """The ceilings in the environment of run.json: name, measured, of the datasheet."""
     counts = [int(name) for name in environment.get("ceilings") or () if name.isdecimal()] or [1]
     known = limits.peaks_of(environment.get("device_name"))
     gbps, cache = (1e3 * known[1].memory_tbps, known[1].cache_bytes) if known else (None, None)
-    rows: dict[str, tuple[Value, Value]] = {}
-    unknown = Value(None)
+    rows: dict[str, tuple[doc.Value, doc.Value]] = {}
+    unknown = doc.Value(None)
     for threads in counts:
         found = limits.ceilings_of(environment, threads)
         where = f", {units.counted(threads, 'thread')}" if len(counts) > 1 else ""
         for dtype, rate in found.matmul_tflops.items():
             sheet = limits.peak_tflops(environment, dtype)
-            rows[f"matmul, {dtype}{where}"] = Value(rate, "tflops"), Value(sheet, "tflops")
+            rows[f"matmul, {dtype}{where}"] = doc.Value(rate, "tflops"), doc.Value(sheet, "tflops")
         rows |= {
-            f"read{where}": (Value(found.read_gbps, "gbps"), Value(gbps, "gbps")),
-            f"copy, read and written{where}": (Value(found.copy_gbps, "gbps"), Value(gbps, "gbps")),
-            f"cheapest op{where}": (Value(found.launch_us, "us"), unknown),
-            f"cheapest op, cold{where}": (Value(found.launch_cold_us, "us"), unknown),
-            f"measured{where}": (Value(found.measured or None), unknown),
-            "last cache": (Value(found.cache_bytes, "bytes"), Value(cache, "bytes")),
+            f"read{where}": (doc.Value(found.read_gbps, "gbps"), doc.Value(gbps, "gbps")),
+            f"copy, read and written{where}": (
+                doc.Value(found.copy_gbps, "gbps"),
+                doc.Value(gbps, "gbps"),
+            ),
+            f"cheapest op{where}": (doc.Value(found.launch_us, "us"), unknown),
+            f"cheapest op, cold{where}": (doc.Value(found.launch_cold_us, "us"), unknown),
+            f"measured{where}": (doc.Value(found.measured or None), unknown),
+            "last cache": (doc.Value(found.cache_bytes, "bytes"), doc.Value(cache, "bytes")),
         }
     return [(name, *pair) for name, pair in rows.items() if pair[0].number is not None]
 
 
-def _columns(frame: pd.DataFrame) -> Iterator[Part]:
-    meanings: Facts = {
-        head: Value("; ".join(COLUMNS.get(name).meaning for name in SUMMARY[key][1]))
+def _columns(frame: pd.DataFrame) -> Iterator[doc.Part]:
+    meanings: doc.Facts = {
+        head: doc.Value("; ".join(COLUMNS.get(name).meaning for name in SUMMARY[key][1]))
         for key, head in _headers(frame).items()
     }
     yield meanings
     every = {
-        column.name: Value(column.meaning + f" [{column.unit}]" * bool(column.unit))
+        column.name: doc.Value(column.meaning + f" [{column.unit}]" * bool(column.unit))
         for _, column in COLUMNS.items()
     }
-    yield Section("All columns of the export", [every], folded=True)
+    yield doc.Section("All columns of the export", [every], folded=True)
 
 
 def _figures(
     run: Run, frame: pd.DataFrame, costs: pd.DataFrame, found: Scaling,
     crossing: Sequence[Crossover],
-) -> Iterator[Section]:  # fmt: skip
+) -> Iterator[doc.Section]:  # fmt: skip
     environment = run.shared(run.environments)
     of = frame, costs, environment, crossing
-    charts = Figure(title="Figures", draw="pages.draw_charts", of=of)
-    yield Section("Figures", [Text([PLOTS], quiet=True), charts])
+    charts = doc.Figure(title="Figures", draw="pages.draw_charts", of=of)
+    yield doc.Section("Figures", [doc.Text([PLOTS], quiet=True), charts])
     if found.exponents or found.exact or found.models:
-        figure = Figure(title="Growth", draw="pages.draw_growth", of=(found,))
-        yield Section("How cost grows", [*laws(found), figure])
+        figure = doc.Figure(title="Growth", draw="pages.draw_growth", of=(found,))
+        yield doc.Section("How cost grows", [*laws(found), figure])
     if crossing:
-        yield Section("Crossovers", list(_crossovers(crossing)), folded=True)
+        yield doc.Section("Crossovers", list(_crossovers(crossing)), folded=True)
 
 
-def _crossovers(found: Sequence[Crossover]) -> Iterator[Part]:
-    yield Text([CROSSINGS], quiet=True)
+def _crossovers(found: Sequence[Crossover]) -> Iterator[doc.Part]:
+    yield doc.Text([CROSSINGS], quiet=True)
     shown = sorted(found, key=lambda c: ORDER[c.outcome])[:MOST_CROSSOVERS]
     columns = {"same": "on equal cases", "pair": "pair", "crossing": "crossing"}
     rows = [
@@ -375,6 +367,6 @@ def _crossovers(found: Sequence[Crossover]) -> Iterator[Part]:
          + f" (too little known at {', '.join(map(str, c.left_out))})" * bool(c.left_out))
         for c in sorted(shown, key=lambda c: c.same)
     ]  # fmt: skip
-    yield Table(columns=columns, rows=rows, grouped=True)
+    yield doc.Table(columns=columns, rows=rows, grouped=True)
     if left_out := len(found) - len(rows):
-        yield Text([f"{left_out} more pairs are not shown here."])
+        yield doc.Text([f"{left_out} more pairs are not shown here."])

@@ -9,25 +9,13 @@ from collections.abc import Iterator, Sequence
 
 from attnbench.analysis.scaling.results import ExactFit, Scaling, Uncertain
 from attnbench.errors import ExitCode
-from attnbench.report.document import (
-    Cell,
-    Document,
-    Finding,
-    Part,
-    Section,
-    Sign,
-    Table,
-    Text,
-    Value,
-    Words,
-    numbers,
-)
+from attnbench.report import document as doc
 from attnbench.report.growth import raised
 from attnbench.schema.finding import COSTS, VERDICTS, WORST_FIRST, LawFinding, Verdict, exit_code
 from attnbench.store.runs import Run
 
-SIGNS: dict[Verdict, Sign] = {"holds": "good", "refuted": "bad", "inconclusive": "open"}
-ENDS: dict[ExitCode, tuple[Sign, str]] = {
+SIGNS: dict[Verdict, doc.Sign] = {"holds": "good", "refuted": "bad", "inconclusive": "open"}
+ENDS: dict[ExitCode, tuple[doc.Sign, str]] = {
     ExitCode.OK: ("good", "nothing is refuted"), ExitCode.FINDING: ("bad", "refuted"),
     ExitCode.INCONCLUSIVE: ("open", "inconclusive"),
 }  # fmt: skip
@@ -47,19 +35,21 @@ COLUMNS = {
     "top": "top octave", "verdict": "verdict",
     **dict.fromkeys(("impl", "workload", "quantity", "axis"), ""),
 }  # fmt: skip
-_Row = tuple[LawFinding, Value, Uncertain | None]
+_Row = tuple[LawFinding, doc.Value, Uncertain | None]
 
 
-def document(found: Scaling, run: Run, *, strict: bool = False, every: bool = False) -> Document:
+def document(
+    found: Scaling, run: Run, *, strict: bool = False, every: bool = False
+) -> doc.Document:
     """All findings; `every` also shows what holds, and why, where details are folded."""
     code = exit_code(found.findings, strict=strict)
     (sign, verdict), where = ENDS[code], shlex.quote(str(run.path))
-    return Document(
+    return doc.Document(
         kind="verify", exit_code=code, created=run.info.get("created") or "",
-        conclusion=Finding(
+        conclusion=doc.Finding(
             sign=sign, verdict=verdict, subject=run.run_id, reason=_counts(found.findings)
         ),
-        sections=[Section("How cost grows", list(laws(found, every=every)))],
+        sections=[doc.Section("How cost grows", list(laws(found, every=every)))],
         commands=[("run", str(run.path)), *decisive(found, where),
                   ("plots", f"attnbench report {where}"), ("each", f"attnbench verify {where} -v")],
     )  # fmt: skip
@@ -84,7 +74,7 @@ def _counts(found: Sequence[LawFinding]) -> str:
     return "; ".join(f"{name} {text}" for name, text in texts.items() if text)
 
 
-def laws(found: Scaling, *, every: bool = False) -> Iterator[Part]:
+def laws(found: Scaling, *, every: bool = False) -> Iterator[doc.Part]:
     """A row for each law of an implementation; the series that it was asked of are folded."""
     rows = sorted(_rows(found), key=lambda row: WORST_FIRST.index(row[0].verdict))
     exact = {id(fit.finding) for fit in found.exact}
@@ -96,54 +86,56 @@ def laws(found: Scaling, *, every: bool = False) -> Iterator[Part]:
         name = f"{of.impl}, {of.workload}" if of.impl else of.subject
         asked.setdefault((name, of.question, of.law), []).append(row)
     summary = [_summary(own, *key) for key, own in asked.items()]
-    yield Table(columns=SUMMARY, rows=summary, intervals={"measured": "range"}, most=MOST)
-    notes: list[Words] = [MEASURED]
+    yield doc.Table(columns=SUMMARY, rows=summary, intervals={"measured": "range"}, most=MOST)
+    notes: list[doc.Words] = [MEASURED]
     if held:
         notes.append(f"{len(held)} series of FLOPs and workspace are as predicted.")
     if left_out := max(0, len(others) - MOST) + max(0, len(held) - MOST):
         notes.append(f"{left_out} series are not shown here.")
-    yield Text(notes, quiet=True)
+    yield doc.Text(notes, quiet=True)
     # Of what is open one of each kind: the others differ in their figures.
     firsts = [own[0] for own in asked.values() if own[0][0].verdict != "holds"]
     refuted = [row for row in others if row[0].verdict == "refuted"]
     yield from map(_finding, {id(row[0]): row for row in (*refuted, *firsts)}.values())
-    yield Section("Every series", [_table(others[:MOST]), *map(_finding, others)], folded=not every)
+    yield doc.Section(
+        "Every series", [_table(others[:MOST]), *map(_finding, others)], folded=not every
+    )
     if held:
         title = "FLOPs and workspace as predicted"
-        yield Section(title, [_table(held[:MOST])], folded=not every)
+        yield doc.Section(title, [_table(held[:MOST])], folded=not every)
 
 
-def _summary(rows: Sequence[_Row], name: str, question: str, law: str) -> Sequence[Cell]:
+def _summary(rows: Sequence[_Row], name: str, question: str, law: str) -> Sequence[doc.Cell]:
     """The law, the median of what was measured with the least and the largest, and the verdicts."""
     verdicts = [of.verdict for of, *_ in rows]
-    sign: Sign = SIGNS[min(verdicts, key=("refuted", "inconclusive", "holds").index)]
+    sign: doc.Sign = SIGNS[min(verdicts, key=("refuted", "inconclusive", "holds").index)]
     telling: Verdict = "refuted" if "refuted" in verdicts else "holds"
     count = f"{verdicts.count(telling)} of {len(rows)} {HOLD.get(telling, telling)}"
-    told = Finding(sign=sign, verdict=count if len(rows) > 1 else verdicts[0], subject=name)
+    told = doc.Finding(sign=sign, verdict=count if len(rows) > 1 else verdicts[0], subject=name)
     seen = sorted(x for _, value, _ in rows if isinstance(x := value.number, float) and x == x)
     middle = rows[0][1]
     if len(seen) > 1:
-        middle = Value(seen[len(seen) // 2], middle.unit, seen[0], seen[-1], mark=middle.mark)
+        middle = doc.Value(seen[len(seen) // 2], middle.unit, seen[0], seen[-1], mark=middle.mark)
     return name, question, raised(law), middle, told
 
 
 def _rows(found: Scaling) -> Iterator[_Row]:
     """Every finding, what was measured, and the slope over the largest octave."""
-    yield from ((finding, Value(None), None) for finding in found.problems)
+    yield from ((finding, doc.Value(None), None) for finding in found.problems)
     for fit in found.exponents:
         if fit.finding:
             seen = fit.exponent or Uncertain(value=math.nan)  # shown as unknown
-            yield fit.finding, Value(seen.value, "exponent", seen.low, seen.high), fit.top
+            yield fit.finding, doc.Value(seen.value, "exponent", seen.low, seen.high), fit.top
     for model in found.models:
         if model.finding:
-            off = Value(model.held_out, "share", mark=" off")
+            off = doc.Value(model.held_out, "share", mark=" off")
             yield model.finding, off, None
     for exact in found.exact:
         if exact.finding:
             yield exact.finding, _growth_of(exact), None
 
 
-def _growth_of(fit: ExactFit) -> Value:
+def _growth_of(fit: ExactFit) -> doc.Value:
     ratios = [
         measured / predicted if predicted else 1.0  # nothing over nothing is 1
         for _, measured, predicted in fit.rows
@@ -151,23 +143,23 @@ def _growth_of(fit: ExactFit) -> Value:
     ]
     worst = max(ratios, key=lambda ratio: abs(ratio - 1), default=None)
     if worst is None or abs(worst - 1) > 5e-4:
-        return Value(worst, "ratio", mark=" predicted")
-    return Value("as predicted")
+        return doc.Value(worst, "ratio", mark=" predicted")
+    return doc.Value("as predicted")
 
 
-def _finding(row: _Row) -> Finding:
+def _finding(row: _Row) -> doc.Finding:
     of = row[0]
-    return Finding(
+    return doc.Finding(
         sign=SIGNS[of.verdict], verdict=of.verdict, subject=f"{of.subject}, {of.question}",
-        reason=of.reason, test=(of.subject, of.question), figures=numbers(of.figures),
+        reason=of.reason, test=(of.subject, of.question), figures=doc.numbers(of.figures),
     )  # fmt: skip
 
 
-def _table(rows: Sequence[_Row]) -> Table:
-    cells: list[Sequence[Cell]] = [
+def _table(rows: Sequence[_Row]) -> doc.Table:
+    cells: list[Sequence[doc.Cell]] = [
         (of.subject, of.question, raised(of.law), measured,
-         Value(top.value if top else None, "exponent"), _finding(row), Value(of.impl),
-         Value(of.workload), Value(of.quantity), Value(of.axis))
+         doc.Value(top.value if top else None, "exponent"), _finding(row), doc.Value(of.impl),
+         doc.Value(of.workload), doc.Value(of.quantity), doc.Value(of.axis))
         for row in rows for of, measured, top in (row,)
     ]  # fmt: skip
-    return Table(columns=COLUMNS, rows=cells, spare=("top", "law"), most=MOST)
+    return doc.Table(columns=COLUMNS, rows=cells, spare=("top", "law"), most=MOST)

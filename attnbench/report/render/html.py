@@ -12,21 +12,14 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from attnbench.report.document import (
-    Document,
-    Figure,
-    Finding,
-    Part,
-    Section,
-    Table,
-    Text,
-    Value,
-)
+from attnbench.report import document as doc
 from attnbench.report.looks import looks_of
 from attnbench.report.render import written
 
 
-def render(document: Document, folder: Path | None = None, failed: list[str] | None = None) -> str:
+def render(
+    document: doc.Document, folder: Path | None = None, failed: list[str] | None = None
+) -> str:
     """The page; its figures are left in `folder`, if given.
 
     One that cannot be drawn is a note on the page, and in `failed`: it hides no verdict.
@@ -47,23 +40,23 @@ def _data_uri(svg: bytes) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode('ascii')}"
 
 
-def _colours(parts: Sequence[Part]) -> dict[str, str]:
+def _colours(parts: Sequence[doc.Part]) -> dict[str, str]:
     """The colour of each implementation that a table names, as in the figures."""
     return {name: look.colour for name, look in looks_of(_impls(parts)).items()}
 
 
-def _impls(parts: Sequence[Part]) -> Iterator[str]:
+def _impls(parts: Sequence[doc.Part]) -> Iterator[str]:
     for part in parts:
-        if isinstance(part, Section):
+        if isinstance(part, doc.Section):
             yield from _impls(part.parts)
-        elif isinstance(part, Table):
+        elif isinstance(part, doc.Table):
             cells = (cell for row in part.rows for cell in row)
             yield from (
-                written.value(c) for c in cells if isinstance(c, Value) and c.unit == "impl"
+                written.value(c) for c in cells if isinstance(c, doc.Value) and c.unit == "impl"
             )
 
 
-def _drawn(figure: Figure, folder: Path, failed: list[str] | None) -> dict[str, Any]:
+def _drawn(figure: doc.Figure, folder: Path, failed: list[str] | None) -> dict[str, Any]:
     module, _, name = figure.draw.partition(".")
     try:
         draw = getattr(import_module(f"attnbench.report.{module}"), name)
@@ -80,5 +73,11 @@ def _drawn(figure: Figure, folder: Path, failed: list[str] | None) -> dict[str, 
 
 
 def _kind(part: Any) -> str:
-    kinds = {Finding: "finding", Table: "table", Figure: "figure", Text: "text", Section: "section"}
+    kinds = {
+        doc.Finding: "finding",
+        doc.Table: "table",
+        doc.Figure: "figure",
+        doc.Text: "text",
+        doc.Section: "section",
+    }
     return "facts" if isinstance(part, Mapping) else kinds[type(part)]

@@ -7,23 +7,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from attnbench.report.document import (
-    Document,
-    Figure,
-    Finding,
-    Section,
-    Sentence,
-    Table,
-    Text,
-    Value,
-)
+from attnbench.report import document as doc
 from attnbench.report.render import written
 from attnbench.version import __version__
 
 SCHEMA = 1  # raised where a field changes its meaning or goes
 
 
-def render(document: Document) -> str:
+def render(document: doc.Document) -> str:
     """The text, in ASCII."""
     head = {"kind": f"attnbench {document.kind}", "schema": SCHEMA, "attnbench": __version__}
     found = head | {
@@ -39,26 +30,26 @@ def render(document: Document) -> str:
 def plain(of: Any) -> Any:
     """A part as JSON has it: texts without units are texts, numbers are objects."""
     match of:
-        case Value(number=number, unit="text" | "impl", of=""):
+        case doc.Value(number=number, unit="text" | "impl", of=""):
             return _finite(number)
-        case Value():
+        case doc.Value():
             unit = {"change": "ratio"}.get(of.unit, of.unit.removeprefix("delta_"))
             known = {"value": of.number, "unit": unit, "low": of.low, "high": of.high}
             known |= {"of": of.of or None, "mark": of.mark.strip() or None}
             return {k: _finite(v) for k, v in known.items() if k == "value" or v is not None}
-        case Sentence():
+        case doc.Sentence():
             return {"text": written.words(of), "figures": plain(of.figures)}
-        case Finding():
+        case doc.Finding():
             keys = ("verdict", "sign", "subject", "reason", "figures", "notes")
             return {k: plain(v) for k in keys if (v := getattr(of, k)) or k in keys[:3]}
-        case Table():
+        case doc.Table():
             rows = ({k: plain(v) for k, v in zip(of.columns, row, strict=True)} for row in of.rows)
             return {"table": list(rows)}
-        case Text():
+        case doc.Text():
             return {"text": plain(of.lines)}
-        case Figure():
+        case doc.Figure():
             return {"figure": of.title}
-        case Section():
+        case doc.Section():
             return {"section": of.title, "parts": plain(of.parts)}
         case Mapping():
             return {name: plain(value) for name, value in of.items()}

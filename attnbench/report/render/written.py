@@ -7,18 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from attnbench.base import units
-from attnbench.report.document import (
-    Cell,
-    Finding,
-    Part,
-    Section,
-    Sign,
-    Table,
-    Text,
-    Unit,
-    Value,
-    Words,
-)
+from attnbench.report import document as doc
 
 _NAMED = 8  # subjects of which the same is said
 INTERVAL = "95 % interval"
@@ -32,7 +21,7 @@ class Look(NamedTuple):
     page: str
 
 
-LOOKS: dict[Sign, Look] = {
+LOOKS: dict[doc.Sign, Look] = {
     "good": Look("✓", "green", "holds"),
     "better": Look("↓", "cyan", "holds"),
     "bad": Look("✗", "bold red", "refuted"),
@@ -40,14 +29,14 @@ LOOKS: dict[Sign, Look] = {
     "none": Look("–", "dim", "inconclusive"),
 }
 # Units that are not here are written as `str` has them.
-_WRITE: dict[Unit, Callable[[Any], str]] = {
+_WRITE: dict[doc.Unit, Callable[[Any], str]] = {
     "number": "{:.3g}".format, "exponent": "{:.2f}".format,
     "count": units.count, "us": units.time, "s": units.seconds,
     "bytes": units.size, "ratio": units.ratio, "change": units.change, "share": units.brief_percent,
     "delta_us": units.delta(units.time), "delta_bytes": units.delta(units.size),
     "tflops": units.flop_rate, "gbps": units.bandwidth,
 }  # fmt: skip
-_INTERVALS: dict[Unit, Callable[[Any, Any], str]] = {
+_INTERVALS: dict[doc.Unit, Callable[[Any, Any], str]] = {
     "exponent": "{:.2f}–{:.2f}".format,
     "number": lambda low, high: f"{units.digits(low)}–{units.digits(high)}",
     "us": units.time_interval, "ratio": units.ratio_interval, "change": units.change_interval,
@@ -66,7 +55,7 @@ def clean(text: str, *, whole: bool = False) -> str:
     return flat if whole else _LONG.sub(lambda word: f"{word[0][:80]}…{word[0][-79:]}", flat)
 
 
-def value(of: Value | str) -> str:
+def value(of: doc.Value | str) -> str:
     """A value in its unit, without its interval."""
     if isinstance(of, str):
         return clean(of)
@@ -78,14 +67,14 @@ def value(of: Value | str) -> str:
     return clean(f"{of.of} {written}{of.mark}") if of.of or of.mark else written
 
 
-def interval(of: Cell) -> str:
+def interval(of: doc.Cell) -> str:
     """The interval of a value; where there is none, unknown."""
-    if not isinstance(of, Value) or of.unit not in _INTERVALS or of.low is of.high is None:
+    if not isinstance(of, doc.Value) or of.unit not in _INTERVALS or of.low is of.high is None:
         return units.UNKNOWN
     return _INTERVALS[of.unit](of.low, of.high)
 
 
-def words(of: Words) -> str:
+def words(of: doc.Words) -> str:
     """A sentence with its figures."""
     if isinstance(of, str):
         return clean(of)
@@ -98,19 +87,19 @@ def words(of: Words) -> str:
     return clean(re.sub(r"\{(\w+)(\.interval)?\}", figure, of.text))
 
 
-def verdict(of: Finding) -> str:
+def verdict(of: doc.Finding) -> str:
     """`✗ regressed`."""
     return f"{LOOKS[of.sign].letter} {clean(of.verdict)}"
 
 
-def conclusion(of: Finding) -> str:
+def conclusion(of: doc.Finding) -> str:
     """`✗ failed: 1 regressed`; without a verdict the reason alone."""
     if not of.verdict:
         return words(of.reason)
     return f"{verdict(of)}: {words(of.reason)}" if of.reason else verdict(of)
 
 
-Shown = tuple[str, Sign | None]  # a cell: its text, and the sign of a verdict
+Shown = tuple[str, doc.Sign | None]  # a cell: its text, and the sign of a verdict
 
 
 class Column(NamedTuple):
@@ -122,16 +111,16 @@ class Column(NamedTuple):
     impl: bool = False
 
 
-def grid(table: Table) -> list[Column]:
+def grid(table: doc.Table) -> list[Column]:
     """The columns with headers; where cells have intervals, these are a column of their own."""
     found: list[Column] = []
     for i, (name, head) in enumerate(table.columns.items()):
         if not head:
             continue
         cells = [row[i] for row in table.rows]
-        kinds = {of.unit for of in cells if isinstance(of, Value)}
+        kinds = {of.unit for of in cells if isinstance(of, doc.Value)}
         texts: list[Shown] = [
-            (verdict(c), c.sign) if isinstance(c, Finding) else (value(c), None) for c in cells
+            (verdict(c), c.sign) if isinstance(c, doc.Finding) else (value(c), None) for c in cells
         ]
         if table.grouped and not found:
             firsts = [text for text, _ in texts]
@@ -139,7 +128,7 @@ def grid(table: Table) -> list[Column]:
                 ("" if j and text == firsts[j - 1] else text, None) for j, text in enumerate(firsts)
             ]
         found.append(Column(clean(head), texts, bool(kinds - {"text", "impl"}), "impl" in kinds))
-        if any(isinstance(of, Value) and of.low is not None for of in cells):
+        if any(isinstance(of, doc.Value) and of.low is not None for of in cells):
             ends: list[Shown] = [(interval(of), None) for of in cells]
             found.append(Column(table.intervals.get(name, INTERVAL), ends, number=True))
     return found
@@ -153,16 +142,16 @@ def rows(columns: Sequence[Column]) -> list[tuple[Shown, ...]]:
 class Reason(NamedTuple):
     """Why some subjects have their verdict, or a note on them."""
 
-    sign: Sign
+    sign: doc.Sign
     subjects: str
     why: str
 
 
-def reasons(parts: Iterable[Part]) -> list[Reason]:
+def reasons(parts: Iterable[doc.Part]) -> list[Reason]:
     """What findings say beside their verdicts; subjects that share it are named together."""
-    sharing: dict[tuple[Sign, str], list[str]] = {}
+    sharing: dict[tuple[doc.Sign, str], list[str]] = {}
     for of in parts:
-        if isinstance(of, Finding):
+        if isinstance(of, doc.Finding):
             found = [(of.sign, words(of.reason))] if of.reason else []
             for key in (*found, *(("none", f"note: {clean(note)}") for note in of.notes)):
                 sharing.setdefault(key, []).append(clean(of.subject))  # type: ignore[arg-type]
@@ -175,43 +164,43 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + more
 
 
-def runs_of(parts: Sequence[Part]) -> list[list[Part]]:
+def runs_of(parts: Sequence[doc.Part]) -> list[list[doc.Part]]:
     """The parts with findings that follow each other in one list, all others in their own."""
-    found: list[list[Part]] = []
+    found: list[list[doc.Part]] = []
     for part in parts:
-        if found and isinstance(part, Finding) and isinstance(found[-1][0], Finding):
+        if found and isinstance(part, doc.Finding) and isinstance(found[-1][0], doc.Finding):
             found[-1].append(part)
         else:
             found.append([part])
     return found
 
 
-def visible(of: Part) -> bool:
+def visible(of: doc.Part) -> bool:
     """Whether people see anything of a part; a table without headers is for JSON alone."""
     match of:
-        case Section(parts=parts):
+        case doc.Section(parts=parts):
             return any(map(visible, parts))
-        case Table(rows=rows, columns=columns):
+        case doc.Table(rows=rows, columns=columns):
             return bool(rows) and any(columns.values())
-        case Text(lines=lines):
+        case doc.Text(lines=lines):
             return bool(lines)
     return True
 
 
-def facts(known: Mapping[str, Value]) -> dict[str, str]:
+def facts(known: Mapping[str, doc.Value]) -> dict[str, str]:
     """Facts as texts, by name."""
     return {clean(name): value(of) for name, of in known.items()}
 
 
-def tests(sections: Iterable[Part]) -> dict[tuple[str, str], Finding]:
+def tests(sections: Iterable[doc.Part]) -> dict[tuple[str, str], doc.Finding]:
     """The findings that are tests, in tables and beside them, by class and name."""
-    found: dict[tuple[str, str], Finding] = {}
+    found: dict[tuple[str, str], doc.Finding] = {}
     for part in sections:
         match part:
-            case Section(parts=parts):
+            case doc.Section(parts=parts):
                 found |= tests(parts) | found
-            case Table(rows=rows):
-                found |= tests(c for row in rows for c in row if isinstance(c, Finding)) | found
-            case Finding(test=(group, name)):
+            case doc.Table(rows=rows):
+                found |= tests(c for row in rows for c in row if isinstance(c, doc.Finding)) | found
+            case doc.Finding(test=(group, name)):
                 found.setdefault((group, name), part)
     return found
