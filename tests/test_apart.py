@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from attnbench.analysis.apart import CellTime, common_shift, residuals, scale, taken_apart
+from attnbench.analysis.apart import CellTime, common_shift, residuals, scale, spread, taken_apart
 
 
 def run_of(factor=1.0, cells=20, groups=4, noise=0.0, seed=0, by_group=(), own=()):
