@@ -81,8 +81,8 @@ class Table:
     A column whose header is empty stands in JSON alone. Those of `spare` go first where the place
     is too narrow, in this order; then texts of the column `cut` lose their middle. A terminal shows
     the first `most` rows. `intervals` has headers of the intervals of columns; with `sums` the last
-    row is the sum; `bold` are numbers of rows; with `grouped` rows of one group follow each other,
-    and their first cell is shown once.
+    row is the sum; `bold` are numbers of rows, `bold_means` says on the page what that says; with
+    `grouped` rows of one group follow each other, and their first cell is shown once.
     """
 
     columns: Mapping[str, str]
@@ -93,6 +93,7 @@ class Table:
     most: int = 60
     sums: bool = False
     bold: Sequence[int] = ()
+    bold_means: str = ""
     grouped: bool = False
 
 

@@ -219,13 +219,13 @@ def _results(frame: pd.DataFrame) -> Iterator[doc.Part]:
     shown = _largest(frame)
     if shown.empty:
         return
-    yield from _table(shown, label_axes(frame), most=SHOWN)
+    bold = "Bold: the fastest of a case, and what is not told apart from it."
+    yield from _table(shown, label_axes(frame), most=SHOWN, bold_means=bold)
     odd = shown[shown["speedup_reason"].notna() & (shown["impl"] != shown["baseline"])]
     notes: list[doc.Words] = [
         f"* {row['impl']}, n={row['seq_len']}: {row['speedup_reason']}"
         for row in odd[odd["speedup"].notna()].head(3).to_dict("records")
     ]
-    notes.append("bold: the fastest of a case, and what is not told apart from it")
     if left_out := int((frame["status"] == "ok").sum()) - len(shown):
         notes.append(f"the largest sizes; {left_out} more rows: attnbench export")
     yield doc.Text(notes, quiet=True)
