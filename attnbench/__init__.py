@@ -80,9 +80,7 @@ def sweep(
     from attnbench.execution.session import SweepRequest
     from attnbench.execution.session import sweep as start
     from attnbench.planning.plan import Axes
-    from attnbench.schema.axes import KEYWORDS
 
-    require("axis", axes, ("workload", *KEYWORDS, "impls"), "how to measure goes into settings={…}")
     sweeps = (Axes(**axes),)
     known = [name for name in Settings.__dataclass_fields__ if name not in _NO_SETTINGS]
     require("setting", settings or {}, known, "settings={…}")

@@ -27,8 +27,7 @@ CPU = {"environment": synthetic.CPU | {"ceilings": CEILINGS}}
 def drawn(tmp_path: Path, records: list[Record], info: Any = None) -> dict[str, Sketch]:
     """The figures of a run of these records, by the names of their files."""
     run = load_run(synthetic.write_run(tmp_path, "run", records, info))
-    environment = run.shared(run.environments)
-    found = sketches(load(run), rope_cost(run), environment, crossovers(run))
+    found = sketches(load(run), rope_cost(run), crossovers(run))
     return {sketch.stem: sketch for sketch in found}
 
 

@@ -22,7 +22,8 @@ SEEN = (1.03, 1.07)  # what the interval of a slowdown of 1.05 must touch
 ALIKE = (0.99, 1.01)  # what the interval of identical work must touch
 NOISE_WARNING, NOISE_FAIL = 0.05, 0.20
 
-Examination = tuple[dict[str, Any], tuple[Finding, ...]]  # what the worker found, in plain JSON
+# What the worker found, in plain JSON, and what follows from it.
+Examination = tuple[dict[str, Any], tuple[Finding, ...]]
 
 _AGAIN = "close what else runs, then again: attnbench doctor"
 _NO_CLOCK = "no time from here is worth anything: use another machine, or report this"

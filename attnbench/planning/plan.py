@@ -46,18 +46,17 @@ class Axes:
         self,
         workload: str = "attention",
         impls: str | Iterable[str] | None = None,
-        values: Mapping[str, tuple[Any, ...]] = {},
         **axes: Any,
     ) -> None:
         known = ("workload", *KEYWORDS, "impls")
         require("axis", axes, known, "how to measure goes into settings={…}")
         given = {name: _listed(value) for name, value in axes.items() if value is not None}
         names = None if impls is None else _listed(impls)
-        self.__dict__.update(workload=workload, impls=names, values={**values, **given})
+        self.__dict__.update(workload=workload, impls=names, values=given)
 
     def having(self, **axes: Any) -> Self:
         """The same with other values of some axes."""
-        return replace(self, **axes)
+        return type(self)(**{"workload": self.workload, "impls": self.impls, **self.values, **axes})
 
 
 def _listed(value: Any) -> tuple[Any, ...]:

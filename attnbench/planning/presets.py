@@ -38,7 +38,7 @@ def _axes(row: dict[str, str]) -> Axes:
     texts = {name: text for name, text in row.items() if text}
     workload, impls = texts.pop("workload", "attention"), texts.pop("impls", None)
     values = {name: KEYWORDS[name].read(text) for name, text in texts.items()}
-    return Axes(workload, impls and parse_names(impls, "--impls"), values)
+    return Axes(workload, impls and parse_names(impls, "--impls"), **values)
 
 
 def _preset(*, sweeps: list[dict[str, str]], shared: dict[str, str], **rest: Any) -> Preset:

@@ -35,9 +35,10 @@ LEAST_DOTS = 3  # rows that are worth a panel beside those along n
 class Chart:
     """One quantity. `value`, `low`, `high` and `predicted` are columns.
 
-    `axis` names it; `{unit}` in it stands for that of a rate. `source` says which table the rows
-    come from: `cells` or `costs` (of RoPE). `guides` are the powers of n to hold slopes against,
-    `reference` a value that is drawn as a line across, and the column that has its name.
+    `axis` names it: `{unit}` in it is that of a rate, `{baseline}` what speed-ups are over.
+    `source` says which table the rows come from: `cells` or `costs` (of RoPE). `guides` are the
+    powers of n to hold slopes against, `reference` a value that is drawn as a line across, and the
+    column that has its name.
     """
 
     title: str

@@ -185,14 +185,14 @@ def facts(known: Mapping[str, Any]) -> Facts:
     for name, value in known.items():
         if isinstance(value, dict):  # that of the caches, whose values are bytes
             parts = value.items() if name != "ceilings" else ()  # which have a table of their own
-            sizes: dict[type, Unit] = {int: "bytes"}
-            found |= {f"{name}, {key}": Value(x, sizes.get(type(x), "text")) for key, x in parts}
+            for key, x in parts:
+                found[f"{name}, {key}"] = Value(x, "bytes" if type(x) is int else "text")
         elif isinstance(value, list | tuple):
             found[name] = Value(", ".join(map(str, value)))
         elif type(value) is int and name.endswith("_bytes"):
             found[name] = Value(value, "bytes")
         else:
-            plain = value is None or isinstance(value, int | float | str)
+            plain = isinstance(value, int | float | str | None)
             found[name] = Value(value if plain else str(value))
     return found
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from attnbench.analysis.ratios import PREFERRED
 from attnbench.analysis.scaling.results import Uncertain
 from attnbench.base import units
-from attnbench.schema.finding import SIGNS, Verdict
+from attnbench.report.document import Sign
+from attnbench.report.render.written import LOOKS
+from attnbench.schema.finding import Verdict
 from attnbench.theory.traits import TRAITS
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
     from attnbench.report.looks import Look
 
+SIGNS: dict[Verdict, Sign] = {"holds": "good", "refuted": "bad", "inconclusive": "open"}
 # Panels of a figure, and such figures for one workload and axis; the table has every verdict.
 PAGES = (6, 1)
 AXIS_NAMES = {
@@ -28,7 +31,7 @@ AXIS_NAMES = {
 
 def mark(verdict: Verdict | None) -> str:
     """A verdict with its sign, readable without colour; nothing where there is none."""
-    return f"{SIGNS[verdict]} {verdict}" if verdict else ""
+    return f"{LOOKS[SIGNS[verdict]].letter} {verdict}" if verdict else ""
 
 
 def raised(text: str) -> str:

@@ -27,9 +27,7 @@ PANEL_INCHES = 3.3
 CROSSINGS = "upright bars mark where one overtakes another, with the interval"
 
 
-def sketches(
-    tables: Tables, environment: Mapping[str, Any], crossovers: Sequence[Crossover] = ()
-) -> Iterator[Sketch]:
+def sketches(tables: Tables, crossovers: Sequence[Crossover] = ()) -> Iterator[Sketch]:
     """Every chart that has data, for every slice of the run.
 
     `tables` maps `cells` to `table.load` (with the rate's interval) and `costs` to

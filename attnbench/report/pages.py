@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -29,26 +29,23 @@ UNDATED: Any = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
 
 
 def sketches(
-    cells: pd.DataFrame, costs: pd.DataFrame, environment: Mapping[str, Any],
-    crossing: Sequence[Crossover],
-) -> Iterator[Sketch]:  # fmt: skip
+    cells: pd.DataFrame, costs: pd.DataFrame, crossing: Sequence[Crossover]
+) -> Iterator[Sketch]:
     """Every chart that has data, trade-offs and rooflines."""
     work = cells["tflops"] * cells["time_us"]
     low, high = work / cells["time_us_high"], work / cells["time_us_low"]
     cells = cells.assign(tflops_low=low, tflops_high=high)
-    yield from lines.sketches({"cells": cells, "costs": costs}, environment, crossing)
+    yield from lines.sketches({"cells": cells, "costs": costs}, crossing)
     yield from tradeoff.sketches(cells)
     yield from roofline.sketches(cells)
 
 
 def draw_charts(
-    cells: pd.DataFrame, costs: pd.DataFrame, environment: Mapping[str, Any],
-    crossing: Sequence[Crossover], folder: Path,
-) -> list[Picture]:  # fmt: skip
+    cells: pd.DataFrame, costs: pd.DataFrame, crossing: Sequence[Crossover], folder: Path
+) -> list[Picture]:
     """Draw every chart that has data, and the rooflines, into `folder`."""
     with figures.styled():
-        found = sketches(cells, costs, environment, crossing)
-        return [sketch.save(folder) for sketch in found]
+        return [sketch.save(folder) for sketch in sketches(cells, costs, crossing)]
 
 
 def draw_growth(scaling: Scaling, folder: Path) -> list[Picture]:
@@ -89,8 +86,7 @@ def draw_for_paper(
         raise UsageError(
             f"no cell fits --where {where!r:.80}; columns: attnbench export {run.run_id}"
         )
-    environment = run.shared(run.environments)
-    found = [*sketches(cells, costs, environment, crossovers(run, baseline))]
+    found = [*sketches(cells, costs, crossovers(run, baseline))]
     had = dict.fromkeys(sketch.kind.name for sketch in found)
     for name in (name for name in names if name not in had):
         there_are = ", ".join(had) or "none"

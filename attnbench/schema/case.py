@@ -47,9 +47,9 @@ class Case:
     `threads` are the CPU threads of the timed calls; on a GPU always 1, whatever the host does.
 
     Raises:
-        UsageError: a size below 1, a scale that is none, an unknown pass, device or dtype. Sizes
-            that do not fit together are no error here: `traits.impossible` names the reason, which
-            becomes a row.
+        UsageError: a size below 1, a scale that is not above 0, an unknown pass, device or dtype.
+            Sizes that do not fit together are not an error here: `traits.impossible` names the
+            reason, which becomes a row.
     """
 
     workload: str = "attention"

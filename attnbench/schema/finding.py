@@ -11,7 +11,6 @@ from attnbench.errors import ExitCode
 Verdict = Literal["holds", "refuted", "inconclusive"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 WORST_FIRST: tuple[Verdict, ...] = ("refuted", "holds", "inconclusive")
-SIGNS: dict[Verdict, str] = {"holds": "✓", "refuted": "✗", "inconclusive": "?"}
 Cost = Literal["flops", "workspace", "time"]
 COSTS: tuple[Cost, ...] = get_args(Cost)
 Figure = float | int | str | None

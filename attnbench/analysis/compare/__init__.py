@@ -43,20 +43,20 @@ def compare(texts: Sequence[str], output: Path) -> list[Comparison]:
 
 
 def _compared(first: Source, other: Source, folders: Sequence[Path]) -> Comparison:
-    together = apart = None
+    together = across = None
     if same.same_machine(first, other):
         together = same.compare(first, other, spread(same.earlier([first, other], folders)))
     else:
-        apart = elsewhere.compare(first, other)
-    if not ((together and together.rows) or (apart and apart.standings)):
+        across = elsewhere.compare(first, other)
+    if not ((together and together.rows) or (across and across.standings)):
         why = "share no cell that has a time"
-        if apart:
+        if across:
             why = (
                 "are of different machines, whose times are not divided, and share no case of a"
                 " run whose order could be compared"
             )
         raise UsageError(f"{first.name} and {other.name} {why}")
     return Comparison(
-        before=first, after=other, same=together, elsewhere=apart,
+        before=first, after=other, same=together, elsewhere=across,
         environment=tuple(same.environment_changes(first, other)),
     )  # fmt: skip

@@ -17,7 +17,7 @@ from attnbench.theory.traits import case_label
 _SENTENCES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 # Explanations of which it is worth saying which keys a query sees.
 _OF_KEYS = ("keys", "one-key", "mask", "always", "top-left", "window", "prefix", "doc", "first-l")
-_TOLD = ("wrote-input", "shape", "dtype", "device", "not-a-tensor")  # in full by the headline
+_IN_HEADLINE = ("wrote-input", "shape", "dtype", "device", "not-a-tensor")
 _SUMMARY = {
     "impl": "implementation", "verdict": "verdict", "passed": "passed", "failed": "failed",
     "unsupported": "unsupported", "left": "", "error_ratio": "worst error/allowed", "why": "why",
@@ -29,8 +29,8 @@ def document(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> doc.Do
     """All results, and the ways to fail; exits 2 where nothing could be judged."""
     wrong = dict.fromkeys(kind.impl for kind in kinds)
     code = ExitCode.FINDING if kinds else ExitCode.OK
-    by_nothing = any(kind.first.code == "definition" for kind in kinds)
-    if by_nothing or not any(result.failed or result.status == "ok" for result in results):
+    wrong_definition = any(kind.first.code == "definition" for kind in kinds)
+    if wrong_definition or not any(result.failed or result.status == "ok" for result in results):
         code = ExitCode.USAGE
     rows = list(_rows(results, kinds))
     columns = {n: h for n, h in _SUMMARY.items() if n != "why" or any(row[-1] for row in rows)}
@@ -46,7 +46,7 @@ def document(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> doc.Do
         conclusion=doc.Finding(
             sign="good" if code == ExitCode.OK else "bad" if kinds else "open", subject="check",
             verdict=f"{len(wrong)} wrong, {right} right" if wrong else f"{right} right",
-            reason="" if code != ExitCode.USAGE else "a definition is wrong" if by_nothing
+            reason="" if code != ExitCode.USAGE else "a definition is wrong" if wrong_definition
             else "nothing could be judged",
         ),
         sections=[
@@ -135,7 +135,7 @@ def lines(failure: Failure) -> Iterator[str]:
             _touched(a, *counts) for a, counts in fault["touched"].items() if counts[1] > 1
         ]:
             yield f"wrong in {', '.join(touched)}"
-    elif code in _SENTENCES["wrong"] and code not in _TOLD:
+    elif code in _SENTENCES["wrong"] and code not in _IN_HEADLINE:
         line = f"{Path(fault['file']).name}:{fault['line']}: " if "line" in fault else ""
         yield line + str(result.reason)
 

@@ -21,7 +21,7 @@ SIGNS: dict[Level, doc.Sign] = {"ok": "good", "warning": "open", "fail": "bad"}
 
 
 def document(diagnosis: dict[str, Any], found: Sequence[Symptom]) -> doc.Document:
-    """What the worker found out, plain JSON, and what follows; a warning is no failure."""
+    """What the worker found out, plain JSON, and what follows; a warning is not a failure."""
     known, gpu = diagnosis["facts"], diagnosis["gpu"]
     failed = [one.name for one in found if one.level == "fail"]
     warnings = counted(sum(one.level == "warning" for one in found), "warning")
@@ -31,7 +31,7 @@ def document(diagnosis: dict[str, Any], found: Sequence[Symptom]) -> doc.Documen
              for one in found if one.kind == "test"]  # fmt: skip
     advice = [
         doc.Finding(sign=SIGNS[one.level], verdict=one.level, subject=one.name,
-                reason=f"{one.fact} → {one.remedy}", test=("doctor", one.name))
+                    reason=f"{one.fact} → {one.remedy}", test=("doctor", one.name))
         for one in found if one.level != "ok"
     ]  # fmt: skip
     tried = {f"{test}, {name}": value for test, outcome in diagnosis["tests"].items()
@@ -61,8 +61,8 @@ def document(diagnosis: dict[str, Any], found: Sequence[Symptom]) -> doc.Documen
             verdict="not fit to measure" if failed else "fit to measure",
             reason=", ".join([*failed, warnings]),
         ),
-        about=[doc.sentence("{machine}", machine=" · ".join(machine))],
-        sections=[section for section in sections if section.parts],
+        about=[" · ".join(machine)],
+        sections=sections,
         spent_s=diagnosis["meanwhile"]["wall_s"],
     )  # fmt: skip
 

@@ -89,14 +89,13 @@ def _sections(series: Series) -> list[doc.Section]:
         doc.Table(columns={"cell": "cell", "verdict": "verdict"}, rows=cells),
     ]
     title = "Changed" if sure else "No step is certain"
-    found = [
+    return [
         doc.Section(title, [doc.Text([READING], quiet=True), tables[0]]),
         doc.Section("Suspicious", [doc.Text(SUSPICIOUS, quiet=True), tables[1]] * bool(suspicious)),
         doc.Section("Changes of the environment", marks),
         doc.Section("What changed most", [figure, doc.Text([PICTURES + more], quiet=True)]),
         doc.Section(f"All cells ({len(cells)})", tables[2:], folded=True),
     ]
-    return [section for section in found if section.parts]
 
 
 def _step(series: Series, found: Found) -> tuple[doc.Cell, ...]:

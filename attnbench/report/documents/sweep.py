@@ -126,7 +126,7 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> d
         doc.Section("Suspect times", list(_suspects(frame))),
     ]
     if found:
-        sections += _figures(run, frame, costs, *found)
+        sections += _figures(frame, costs, *found)
     sections += [
         *_all_results(frame, where),
         doc.Section("Limits of the machine", list(_limits(run)), folded=True),
@@ -143,11 +143,8 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> d
             verdict="unfinished" if run.unfinished else failed_sentence(frame).rstrip("."),
             reason=failed_sentence(frame).rstrip(".") if run.unfinished and bad else "",
         ),
-        about=[
-            *highlights(run, frame, costs),
-            " · ".join(_head(run, frame)),
-        ],
-        sections=[section for section in sections if section.parts],
+        about=[*highlights(run, frame, costs), " · ".join(_head(run, frame))],
+        sections=sections,
         commands=[*(decisive(found[0], where) if found else ()),
                   ("records", str(run.path / "records.jsonl")),
                   ("report", f"attnbench report {where}")],
@@ -344,12 +341,9 @@ def _columns(frame: pd.DataFrame) -> Iterator[doc.Part]:
 
 
 def _figures(
-    run: Run, frame: pd.DataFrame, costs: pd.DataFrame, found: Scaling,
-    crossing: Sequence[Crossover],
-) -> Iterator[doc.Section]:  # fmt: skip
-    environment = run.shared(run.environments)
-    of = frame, costs, environment, crossing
-    charts = doc.Figure(title="Figures", draw="pages.draw_charts", of=of)
+    frame: pd.DataFrame, costs: pd.DataFrame, found: Scaling, crossing: Sequence[Crossover]
+) -> Iterator[doc.Section]:
+    charts = doc.Figure(title="Figures", draw="pages.draw_charts", of=(frame, costs, crossing))
     yield doc.Section("Figures", [doc.Text([PLOTS], quiet=True), charts])
     if found.exponents or found.exact or found.models:
         figure = doc.Figure(title="Growth", draw="pages.draw_growth", of=(found,))

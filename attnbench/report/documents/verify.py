@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from attnbench.analysis.scaling.results import ExactFit, Scaling, Uncertain
+from attnbench.base.units import tally
 from attnbench.errors import ExitCode
 from attnbench.report import document as doc
-from attnbench.report.growth import raised
+from attnbench.report.growth import SIGNS, raised
 from attnbench.schema.finding import COSTS, VERDICTS, WORST_FIRST, LawFinding, Verdict, exit_code
 from attnbench.store.runs import Run
 
-SIGNS: dict[Verdict, doc.Sign] = {"holds": "good", "refuted": "bad", "inconclusive": "open"}
 ENDS: dict[ExitCode, tuple[doc.Sign, str]] = {
     ExitCode.OK: ("good", "nothing is refuted"), ExitCode.FINDING: ("bad", "refuted"),
     ExitCode.INCONCLUSIVE: ("open", "inconclusive"),
@@ -63,23 +62,20 @@ def decisive(found: Scaling, where: str) -> list[tuple[str, str]]:
 
 def _counts(found: Sequence[LawFinding]) -> str:
     """`flops 48 hold; time 5 hold, 43 inconclusive`."""
-    of: Counter[tuple[str, str]] = Counter(
-        (f.quantity or "run", HOLD.get(f.verdict, f.verdict)) for f in found
-    )
+    of: dict[str, list[str]] = {name: [] for name in (*COSTS, "run")}
+    for one in found:
+        of[one.quantity or "run"].append(HOLD.get(one.verdict, one.verdict))
     words = [HOLD.get(verdict, verdict) for verdict in VERDICTS]
-    texts = {
-        name: ", ".join(f"{of[name, word]} {word}" for word in words if of[name, word])
-        for name in (*COSTS, "run")
-    }
-    return "; ".join(f"{name} {text}" for name, text in texts.items() if text)
+    return "; ".join(f"{name} {tally(own, words)}" for name, own in of.items() if own)
 
 
 def laws(found: Scaling, *, every: bool = False) -> Iterator[doc.Part]:
     """A row for each law of an implementation; the series that it was asked of are folded."""
     rows = sorted(_rows(found), key=lambda row: WORST_FIRST.index(row[0].verdict))
-    exact = {id(fit.finding) for fit in found.exact}
-    held = [row for row in rows if id(row[0]) in exact and row[0].verdict == "holds"]
-    others = [row for row in rows if id(row[0]) not in exact or row[0].verdict != "holds"]
+    exact = [fit.finding for fit in found.exact]
+    as_predicted = {id(one) for one in exact if one and one.verdict == "holds"}
+    held = [row for row in rows if id(row[0]) in as_predicted]
+    others = [row for row in rows if id(row[0]) not in as_predicted]
     asked: dict[tuple[str, ...], list[_Row]] = {}
     for row in others:
         of = row[0]
@@ -111,12 +107,12 @@ def _summary(rows: Sequence[_Row], name: str, question: str, law: str) -> Sequen
     sign: doc.Sign = SIGNS[min(verdicts, key=("refuted", "inconclusive", "holds").index)]
     telling: Verdict = "refuted" if "refuted" in verdicts else "holds"
     count = f"{verdicts.count(telling)} of {len(rows)} {HOLD.get(telling, telling)}"
-    told = doc.Finding(sign=sign, verdict=count if len(rows) > 1 else verdicts[0], subject=name)
+    verdict = doc.Finding(sign=sign, verdict=count if len(rows) > 1 else verdicts[0], subject=name)
     seen = sorted(x for _, value, _ in rows if isinstance(x := value.number, float) and x == x)
     middle = rows[0][1]
     if len(seen) > 1:
         middle = doc.Value(seen[len(seen) // 2], middle.unit, seen[0], seen[-1], mark=middle.mark)
-    return name, question, raised(law), middle, told
+    return name, question, raised(law), middle, verdict
 
 
 def _rows(found: Scaling) -> Iterator[_Row]:

@@ -73,11 +73,4 @@ def _drawn(figure: doc.Figure, folder: Path, failed: list[str] | None) -> dict[s
 
 
 def _kind(part: Any) -> str:
-    kinds = {
-        doc.Finding: "finding",
-        doc.Table: "table",
-        doc.Figure: "figure",
-        doc.Text: "text",
-        doc.Section: "section",
-    }
-    return "facts" if isinstance(part, Mapping) else kinds[type(part)]
+    return "facts" if isinstance(part, Mapping) else type(part).__name__.lower()

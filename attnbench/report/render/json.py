@@ -54,7 +54,7 @@ def plain(of: Any) -> Any:
         case Mapping():
             return {name: plain(value) for name, value in of.items()}
         case list() | tuple():
-            return [plain(item) for item in of]
+            return [plain(item) for item in of if not isinstance(item, doc.Section) or item.parts]
     return of
 
 
