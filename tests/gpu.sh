@@ -30,25 +30,21 @@ python() {
 attnbench() { python -m attnbench "$@"; }
 also() { [ "$1" -le $status ] || status=$1; }
 
-# Of each family in each dtype a line in check.txt: those that are done are left out.
+# Of each implementation a line in check.txt: those that are done are left out.
 check() {
-  families=$(attnbench list --json | "$PYTHON" -c '
-import itertools, json, sys
-by = lambda x: x["family"]
-rows = [x for s in json.load(sys.stdin)["sections"] for p in s["parts"] for x in p.get("table", ())]
-for _, some in itertools.groupby(sorted((x for x in rows if "family" in x), key=by), by):
-    print(*(x["name"] for x in some), sep=",")')
-  [ -n "$families" ] || also 1
-  for dtype in bfloat16 float16 float32; do
-    for impls in $families; do
-      if ! grep -q "^$dtype $impls: exit" "$OUT/check.txt"; then
-        attnbench check --device cuda --dtypes $dtype --impls "$impls" >> "$OUT/check.txt"
-        code=$?
-        [ $code -le 1 ] && echo "$dtype $impls: exit $code" >> "$OUT/check.txt"
-        also $code
-      fi
-      grep -q "^$dtype $impls: exit 0" "$OUT/check.txt" || also 1
-    done
+  names=$(attnbench list --json | "$PYTHON" -c '
+import json, sys
+tables = (p.get("table", ()) for s in json.load(sys.stdin)["sections"] for p in s["parts"])
+print(*(row["name"] for table in tables for row in table if "family" in row))')
+  [ -n "$names" ] || also 1
+  for name in $names; do
+    if ! grep -q "^$name: exit" "$OUT/check.txt"; then
+      attnbench check --device cuda --dtypes bfloat16,float16,float32 --impls "$name" >> "$OUT/check.txt"
+      code=$?
+      [ $code -le 1 ] && echo "$name: exit $code" >> "$OUT/check.txt"
+      also $code
+    fi
+    grep -q "^$name: exit 0" "$OUT/check.txt" || also 1
   done
 }
 

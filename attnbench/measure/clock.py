@@ -30,7 +30,7 @@ READING_NS = 20_000
 _EVENT_RESOLUTION_US = 1.024
 # A kernel spins for so many times what issuing was seen to take, at most so long. Where issuing is
 # at most such a share of a call's time, it need not be hidden.
-_COVER, _MOST_SPIN_US, NEGLIGIBLE = 1.5, 1000.0, 1e-3
+_COVER, _MOST_SPIN_US, NEGLIGIBLE = 1.5, 3000.0, 1e-3
 # Of the host's part in cold calls: more than twice the median and so much is an interruption.
 _INTERRUPTED_US = 20.0
 _TRIAL_CYCLES = 100_000  # well above the few µs that starting a kernel takes, on any GPU
@@ -138,9 +138,9 @@ class CudaClock(Clock):
     Warm: around all calls of the batch. Cold: around each call, behind a flush. The device must be
     busy until the host has issued what is between two events, else it waits for the host, and
     stream time has the wait in it. Where a flush is too short for that, a kernel spins behind it,
-    as nvbench's blocks; `hidden_us` is what was hidden so. It spins for a millisecond at most,
-    which leaves CUDA's launch queue far from full: a host that takes longer may show in the time,
-    unlike in a GraphClock's.
+    as nvbench's blocks; `hidden_us` is what was hidden so. It spins for 3 ms at most: a call issued
+    in 2 ms is hidden, and at 2 µs a launch or more fits CUDA's queue of 1024. A host that takes
+    longer may show in the time, unlike in a GraphClock's.
 
     A host that is interrupted while it issues a call keeps the device waiting, too. Of cold calls
     those are left out that it took far longer to issue than most. Where most are not issued before
