@@ -1,11 +1,12 @@
-"""`attnbench check` over kernels of `wrong_kernels.py`: which are found, and what is said of each.
+"""`attnbench check` over wrong kernels: which are found, and what is said of each.
 
-What is judged is what a user reads: the output of the command. Only the sentences count, not the
-name of the check that is shown, which has many an option in it by chance.
+What is judged are the sentences that a user reads, not the name of the check that is shown, which
+has many an option in it by chance.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -13,20 +14,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from attnbench.errors import UsageError
 from attnbench.report.render.tables import table
+from tests.validation import reported_kernels
 from tests.validation.wrong_kernels import RIGHT, SAYS
 
-FILE = Path(__file__).with_name("wrong_kernels.py")
+FILE = Path(reported_kernels.__file__)  # which registers those of wrong_kernels, too
 _TOGETHER = 12  # kernels a command: they share references
 # Nothing is wrong with what these return, until the next call: it is enough that `check` says so.
 _TOLD = ("same-buffer",)
-_COLUMNS = {
-    "implementation", "verdict", "passed", "failed", "unsupported", "worst error/allowed", "why"
-}  # fmt: skip
-_KIND = re.compile(r"\d+\. ")
-_SHOWN = re.compile(r".*: (attention|layer|decode) (forward|backward|both) ")
+_SHOWN = re.compile(r".*: (attention|layer|decode) (forward|backward|both) |.*expected .*, got ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,39 +51,25 @@ class Said:
         return self.verdict == "FAILED" or (self.name in _TOLD and self.explained)
 
 
-def read(output: str, names: Iterable[str]) -> Iterator[Said]:
-    """What the command printed, kernel by kernel.
+def read(found: dict[str, Any], names: Iterable[str]) -> Iterator[Said]:
+    """What the command's JSON says, kernel by kernel.
 
-    Of a kind of failure these are a numbered line and what explains it, without the check that
-    shows it; and what stands under the table and names the kernel.
+    Of a kind of failure these are its headline and what explains it, without the check that shows
+    it; and what stands under the table and names the kernel.
     """
-    names, blocks, rows = set(names), dict[str, list[str]](), dict[str, dict[str, str]]()
-    current, listening, header = "", False, list[str]()
-    for line in output.splitlines():
-        text, row = line.strip(), re.split(r"\s{2,}", line)
-        if row[0] in names and len(row) > 3:
-            rows[row[0]] = dict(zip(header, row, strict=False))
-        elif row[0] == "implementation":
-            current, header = "", row
-        elif text in names:
-            current = text
-        elif _KIND.match(line) and current:
-            blocks.setdefault(current, []).append(text.split(" ", 1)[1])
-            listening = True
-        elif current and text:
-            listening = listening and not _SHOWN.match(text)
-            if listening or re.match(r"query \d+ (sees|misses)", text):
-                blocks[current].append(text)
-        elif rows:
-            for name in names & set(re.findall(r"[\w-]+", text)):
-                blocks.setdefault(name, []).append(text)
-    for name, cells in rows.items():
-        more = [f"{column}: {cell}" for column, cell in cells.items() if column not in _COLUMNS]
-        passed, failed = int(cells["passed"]), int(cells["failed"])
-        yield Said(
-            name=name, verdict=cells["verdict"], passed=passed, failed=failed,
-            sentences=(*blocks.get(name, ()), *more),
-        )  # fmt: skip
+    parts = {section["section"]: section["parts"] for section in found["sections"]}
+    (summary, *below), said = parts["Implementations"], dict[str, list[str]]()
+    for name in names:
+        lines = [x for p in parts.get(name, ()) for x in (p.get("reason"), *p.get("text", ())) if x]
+        said[name] = [line for line in lines if not _SHOWN.match(line)]
+        said[name] += [x for p in below for x in p["text"] if name in re.findall(r"[\w-]+", x)]
+    for row in summary["table"]:
+        if row["impl"] in said:
+            yield Said(
+                name=row["impl"], verdict=row["verdict"]["verdict"],
+                passed=row["passed"]["value"], failed=row["failed"]["value"],
+                sentences=tuple(said[row["impl"]]),
+            )  # fmt: skip
 
 
 def examine(
@@ -94,21 +79,19 @@ def examine(
     wanted = list(names or [*SAYS, *RIGHT])
     if unknown := set(wanted) - {*SAYS, *RIGHT}:
         raise UsageError(f"no such kernels: {', '.join(sorted(unknown))}")
-    # A column that says how a result is kept is there for all or for none.
-    rest = [name for name in wanted if name not in _TOLD]
-    groups = [[name] for name in wanted if name in _TOLD]
-    groups += [rest[at : at + _TOGETHER] for at in range(0, len(rest), _TOGETHER)]
+    groups = [wanted[at : at + _TOGETHER] for at in range(0, len(wanted), _TOGETHER)]
     found: dict[str, Said] = {}
     for group in groups:
         begin = time.perf_counter()
-        options = ["--impl", str(FILE), "--impls", ",".join(group)]
+        options = ["--impl", str(FILE), "--impls", ",".join(group), "--json"]
         options += ["--dtypes", dtypes] if dtypes else []
         command = [sys.executable, "-m", "attnbench", "check", *options]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         exit_code = f"exit {ended.returncode}"
         tell(f"{', '.join(group)}: {exit_code}, {time.perf_counter() - begin:.0f} s")
         found |= {name: Said(name=name, verdict=exit_code) for name in group}
-        found |= {said.name: said for said in read(ended.stdout, group)}
+        if ended.stdout:
+            found |= {said.name: said for said in read(json.loads(ended.stdout), group)}
         if any(found[name].verdict == exit_code for name in group):
             tell(ended.stderr[-500:])
     return [found[name] for name in wanted]
