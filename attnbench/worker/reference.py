@@ -508,6 +508,37 @@ def judge(outputs: Mapping[str, torch.Tensor], truth: Reference, dtype: str) -> 
     return worst
 
 
+def compare_calls(
+    first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor], truth: Reference
+) -> tuple[bool, CheckResult | None]:
+    """Whether two calls on equal inputs agree in every bit; what is wrong where not by rounding.
+
+    By rounding: within what a result may be off. Where all that differs is NaN in the first, its
+    memory was not written, or read before it was.
+    """
+    exact = True
+    for name, allowed in truth.allowed.items():
+        one, other = first.get(name), second.get(name)
+        if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
+            continue
+        if one.shape != other.shape or one.dtype != other.dtype or torch.equal(one, other):
+            continue
+        off = (one.detach().double() - other.detach().double()).abs()
+        off = off.masked_fill(one.isnan() & other.isnan(), 0)
+        exact &= not off.any()
+        if not (off.max() <= allowed.max and Size.of(off).rms <= allowed.rms):
+            beyond = ~(off <= allowed.rms)
+            by_row = beyond.movedim(-2, 0).flatten(1).any(1)
+            rows = f"{int(by_row.sum())} of {len(by_row)}"
+            unwritten = bool(one[beyond].isnan().all())
+            code, by = "unwritten" if unwritten else "random", f"{float(off.max()):.2g}"
+            return False, CheckResult(
+                reason=f"{name} of two calls on equal inputs differs by {by} in {rows} rows",
+                fault={"code": code, "tensor": name, "by": by, "rows": rows},
+            )
+    return exact, None
+
+
 def judge_one(
     name: str, output: object, value: torch.Tensor, allowed: Size, dtype: str
 ) -> CheckResult:

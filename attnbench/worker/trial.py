@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import time
 import traceback
@@ -23,10 +24,17 @@ from attnbench.schema.record import Cell, Record, Sample, Status
 from attnbench.theory.costs import OPAQUE_FORMULAS
 from attnbench.worker.fault import fault_of
 from attnbench.worker.inputs import Tensors
-from attnbench.worker.reference import CheckResult, DefinitionError, Reference, Size, judge
+from attnbench.worker.reference import (
+    CheckResult,
+    DefinitionError,
+    Reference,
+    Size,
+    compare_calls,
+    judge,
+)
 from attnbench.worker.workloads import WORKLOADS, Bound
 
-_KEPT_BYTES = 64 << 20  # up to which an output is kept, to see if the next call overwrites it
+_TWICE_S = 0.5  # a call up to which a sweep makes a second one on the same inputs
 OURS = ("set-up", "inputs and reference")  # stages in which no implementation lacks the memory
 
 
@@ -81,7 +89,6 @@ class Trial:
     reason: str | None = None
     _first_inputs: Tensors | None = None
     _firsts: dict[str, torch.Tensor] = field(default_factory=dict)
-    _overwritten: list[torch.Tensor] = field(default_factory=list)  # the first outputs, now NaN
     _why_not_counted: str | None = None
 
     @contextlib.contextmanager
@@ -165,7 +172,8 @@ class Trial:
         """Compare the timed callable's result with the reference, if the dtype can hold that.
 
         Memory of the outputs' size is filled with NaN and freed before the call, and so is the
-        result after it: a kernel that never runs then finds no right answer lying about.
+        result after it: a kernel that never runs then finds no right answer lying about. The first
+        time it is called twice, and the first result judged after the second call.
         """
         assert self.bound is not None
         if reason := reference.beyond(self.case.dtype):
@@ -191,11 +199,9 @@ class Trial:
         self._first_inputs = before if self.checks_alone else None
 
     def _compare(self, bound: Bound, reference: Reference, *, first: bool) -> None:
-        def poisoned_call() -> Any:
-            held = [
-                torch.full_like(x, torch.nan, dtype=getattr(torch, self.case.dtype))
-                for x in reference.values.values()
-            ]
+        def poisoned_call(poison: float = math.nan) -> Any:
+            dtype = getattr(torch, self.case.dtype)
+            held = [torch.full_like(x, poison, dtype=dtype) for x in reference.values.values()]
             held.clear()
             begin = time.perf_counter()
             result = bound.call()
@@ -216,34 +222,38 @@ class Trial:
             result = poisoned_call()
         if first and self.impl.compiles:
             self.metrics["compile_s"] += self.last_call_s
-        outputs = bound.named(result)
-        found = judge(outputs, reference, self.case.dtype)
-        if self.checks_alone:
-            self._look_into(bound, outputs, reference, wrong=found.reason is not None)
-        if self._overwritten:
-            reused = not all(bool(x.isnan().all()) for x in self._overwritten)
-            how = "declared" if self.impl.reuses_output else "yes"
-            self.metrics["reuses_output"] = how if reused else "no"
-        self._overwritten = []
+        outputs, differing = bound.named(result), None
+        if first and (self.checks_alone or self.last_call_s < _TWICE_S):
+            torch.rand(1, device=self.case.device)  # random numbers began anew after the first call
+            again = poisoned_call(1.0)  # what is read before it was written differs, too
+            if self.case.workload == "attention":
+                one, other = (
+                    {x.untyped_storage().data_ptr() for x in leaves(r)} for r in (result, again)
+                )
+                how = "declared" if self.impl.reuses_output else "yes"
+                self.metrics["reuses_output"] = how if (one & other) - inputs else "no"
+            exact, differing = compare_calls(outputs, bound.named(again), reference)
+            self.metrics["deterministic"] = "yes" if exact else "no"
+            del again
+        found = differing or judge(outputs, reference, self.case.dtype)
+        if differing and self.checks_alone:
+            self.metrics["fault"] = differing.fault
+        elif self.checks_alone:
+            self._look_into(outputs, reference, wrong=found.reason is not None)
         with torch.no_grad():
             for x in leaves(result):
                 if x.untyped_storage().data_ptr() not in inputs and x.is_floating_point():
                     x.fill_(torch.nan)
-                    if first and self.case.workload == "attention" and x.nbytes <= _KEPT_BYTES:
-                        self._overwritten.append(x)
         self.result = self.result.worse(found) if not first else found
         for name in ("error_max", "error_rmse", "error_ratio"):
             self.metrics[name] = getattr(self.result, name)
         if found.reason:
             raise IncorrectError(found.reason + ("" if first else " (after its inputs changed)"))
 
-    def _look_into(
-        self, bound: Bound, outputs: Tensors, reference: Reference, *, wrong: bool
-    ) -> None:
+    def _look_into(self, outputs: Tensors, reference: Reference, *, wrong: bool) -> None:
         """Say what is wrong; a result that was right before and is still the same was kept.
 
         So is one that is NaN throughout: the harness has overwritten the first result by that.
-        Else it is computed again, and may be something else this time.
         """
         if not wrong:
             self._firsts = {n: x.detach().flatten()[:4096].clone() for n, x in outputs.items()}
@@ -251,13 +261,9 @@ class Trial:
         fault = fault_of(self.case, self.tensors, outputs, reference, self._first_inputs, self.impl)
         if "at" in fault:
             name = fault["tensor"]
-            got, most = outputs[name].detach(), reference.allowed[name].rms
-            first, now = self._firsts.get(name), got.flatten()[:4096]
-            torch.rand(1, device=self.case.device)  # random numbers began anew after the first call
+            first, now = self._firsts.get(name), outputs[name].detach().flatten()[:4096]
             if first is not None and (now.isnan().all() or torch.equal(now, first)):
                 fault |= {"code": "kept-result", "explained": []}
-            elif Size.of(bound.named(bound.call())[name].detach() - got.double()).rms > most:
-                fault["explained"] = ["another-each-call"]
         self.metrics["fault"] = fault
 
     def measure_distance(self, name: str, exact: torch.Tensor) -> None:

@@ -17,12 +17,23 @@ from attnbench.theory.traits import case_label
 _SENTENCES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 # Explanations of which it is worth saying which keys a query sees.
 _OF_KEYS = ("keys", "one-key", "mask", "always", "top-left", "window", "prefix", "doc", "first-l")
-_IN_HEADLINE = ("wrote-input", "shape", "dtype", "device", "not-a-tensor")
+_IN_HEADLINE = ("random", "unwritten", "wrote-input", "shape", "dtype", "device", "not-a-tensor")
 _SUMMARY = {
     "impl": "implementation", "verdict": "verdict", "passed": "passed", "failed": "failed",
     "unsupported": "unsupported", "left": "", "error_ratio": "worst error/allowed", "why": "why",
 }  # fmt: skip
-_EVERY = ("impl", "item", "case_id", "status", "reason", "error_max", "error_rmse", "error_ratio")
+_EVERY = (
+    "impl",
+    "item",
+    "case_id",
+    "status",
+    "reason",
+    "error_max",
+    "error_rmse",
+    "error_ratio",
+    "deterministic",
+    "reuses_output",
+)
 
 
 def document(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> doc.Document:
@@ -36,9 +47,13 @@ def document(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> doc.Do
     columns = {n: h for n, h in _SUMMARY.items() if n != "why" or any(row[-1] for row in rows)}
     shown = [row[: len(columns)] for row in rows]
     again = {r.impl: 0 for r in results if r.metrics.get("reuses_output") == "yes"}
+    rounded = {
+        r.impl: 0 for r in results if r.metrics.get("deterministic") == "no" and not r.failed
+    }
     each: list[list[doc.Cell]] = [
         [r.impl, r.item.name, r.item.case.case_id, r.status, doc.Value(r.reason),
-         *(doc.Value(r.metrics.get(name), "number") for name in _EVERY[5:])] for r in results
+         *(doc.Value(r.metrics.get(name), "number") for name in _EVERY[5:8]),
+         *(doc.Value(r.metrics.get(name)) for name in _EVERY[8:])] for r in results
     ]  # fmt: skip
     right = sum(row[1].sign == "good" for row in rows if isinstance(row[1], doc.Finding))
     return doc.Document(
@@ -56,6 +71,8 @@ def document(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> doc.Do
                           spare=("unsupported", "error_ratio")),
                 doc.Text([f"{impl} returns the same memory at each call; reuses_output=True"
                           " declares that" for impl in again], quiet=True),
+                doc.Text([f"{impl}: two calls on equal inputs differ by rounding (atomic sums?)"
+                          for impl in rounded], quiet=True),
             ]),
             doc.Section("Checks", [doc.Table(columns=dict.fromkeys(_EVERY, ""), rows=each)]),
         ],
