@@ -20,7 +20,7 @@ from attnbench.theory.caches import cache_of
 # What a check draws otherwise than others, in words, by the field of `Item.draw`.
 _DRAWN = {
     "query_amplitude": "with q × {:g}", "gradient": "with {} gradients of o",
-    "without_gradient": "without a gradient of {}",
+    "without_gradient": "without a gradient of {}", "strided": "with {} strided alone",
 }  # fmt: skip
 
 
