@@ -263,10 +263,13 @@ def _failures(frame: pd.DataFrame) -> Iterator[doc.Part]:
 
 
 def _suspects(frame: pd.DataFrame) -> Iterator[doc.Part]:
-    names = label_axes(frame)
-    for row in frame[frame["suspect"].notna()].head(MOST_SUSPECTS).to_dict("records"):
+    """Those that cannot be right, marked !, and those whose error has no bound, marked ?."""
+    names, doubtful = label_axes(frame), frame["suspect"].notna() | frame["unsteady"].notna()
+    for row in frame[doubtful].head(MOST_SUSPECTS).to_dict("records"):
         subject = f"{row['impl']} {label(row, names[row['workload']])}"
-        yield doc.Finding(sign="open", verdict="suspect", subject=subject, reason=row["suspect"])
+        known = not units.is_unknown(row["suspect"])
+        verdict, reason = ("suspect", row["suspect"]) if known else ("unsteady", row["notes"])
+        yield doc.Finding(sign="open", verdict=verdict, subject=subject, reason=reason)
 
 
 def _spent(run: Run) -> Iterator[doc.Part]:
