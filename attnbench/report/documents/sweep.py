@@ -32,7 +32,7 @@ INNER = ("seq_len", "kv_len")  # what differs between the cases of one table
 PLOTS = (
     "A colour and a marker stand for one implementation in all figures, a dash pattern for its"
     " cache, projection or parameters; bars are intervals. The first figure of each kind is in"
-    " plots/ as PNG; attnbench report --figure NAME writes any of them for a paper."
+    " plots/ as PNG; any of them for a paper: attnbench report RUN --figure NAME"
 )
 CROSSINGS = (
     "Where one overtakes the other, all else being equal: by interpolation of the ratio of their"
@@ -121,7 +121,7 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> d
     sign: doc.Sign = "bad" if bad else "good" if statuses == {"ok"} else "none"
     where = shlex.quote(str(run.path))
     sections = [
-        doc.Section("Results", list(_results(frame))),
+        doc.Section("Results", list(_results(frame, where))),
         doc.Section("Without a result", list(_failures(frame))),
         doc.Section("Suspect times", list(_suspects(frame))),
     ]
@@ -212,7 +212,7 @@ def _largest(frame: pd.DataFrame) -> pd.DataFrame:
     return measured[measured["seq_len"] == top].head(SHOWN)
 
 
-def _results(frame: pd.DataFrame) -> Iterator[doc.Part]:
+def _results(frame: pd.DataFrame, where: str) -> Iterator[doc.Part]:
     shown = _largest(frame)
     if shown.empty:
         return
@@ -224,7 +224,7 @@ def _results(frame: pd.DataFrame) -> Iterator[doc.Part]:
         for row in odd[odd["speedup"].notna()].head(3).to_dict("records")
     ]
     if left_out := int((frame["status"] == "ok").sum()) - len(shown):
-        notes.append(f"the largest sizes; {left_out} more rows: attnbench export")
+        notes.append(f"the largest sizes; {left_out} more rows: attnbench export {where}")
     yield doc.Text(notes, quiet=True)
 
 
@@ -263,10 +263,13 @@ def _failures(frame: pd.DataFrame) -> Iterator[doc.Part]:
 
 
 def _suspects(frame: pd.DataFrame) -> Iterator[doc.Part]:
-    names = label_axes(frame)
-    for row in frame[frame["suspect"].notna()].head(MOST_SUSPECTS).to_dict("records"):
+    """Those that cannot be right, marked !, and those whose error has no bound, marked ?."""
+    names, doubtful = label_axes(frame), frame["suspect"].notna() | frame["unsteady"].notna()
+    for row in frame[doubtful].head(MOST_SUSPECTS).to_dict("records"):
         subject = f"{row['impl']} {label(row, names[row['workload']])}"
-        yield doc.Finding(sign="open", verdict="suspect", subject=subject, reason=row["suspect"])
+        known = not units.is_unknown(row["suspect"])
+        verdict, reason = ("suspect", row["suspect"]) if known else ("unsteady", row["notes"])
+        yield doc.Finding(sign="open", verdict=verdict, subject=subject, reason=reason)
 
 
 def _spent(run: Run) -> Iterator[doc.Part]:
