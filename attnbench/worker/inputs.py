@@ -28,8 +28,9 @@ class Draw:
 
     `gradient` is the layout of do: `expanded` along its dims, as `o.sum(-1)` leaves it, or
     `transposed`, rows for columns. What of q, k and v has its letter in `without_gradient` requires
-    none. Those in `strided` have a gap behind each row, and begin at an offset. `local` makes attention what it is in trained models, where approximations hope for it:
-    each query has most of its weight on keys near its own place.
+    none. Those in `strided` have a gap behind each row, and begin at an offset. `local` makes
+    attention what it is in trained models, where approximations hope for it: each query has most of
+    its weight on keys near its own place.
     """
 
     seed: int = 0
