@@ -295,7 +295,7 @@ def as_if_contiguous(x: Tensor) -> Tensor:
     return torch.as_strided(x, x.shape, strides, x.storage_offset())
 
 
-@wrong("strides-ignored", "strided|contiguous")
+@wrong("strides-ignored", "as if dense")
 def strides_ignored(case):
     """Addresses are computed from sizes: what a projection leaves, (B, L, H, D), is read askew."""
 

@@ -106,7 +106,7 @@ def _failures(kinds: Sequence[Failure], impl: str) -> Iterator[doc.Part]:
         low, high = kind.ratios or (None, None)
         fault = kind.first.fault
         known = doc.numbers({
-            "explained": kind.explained, "checks": len(kind.results), "matching": kind.matching,
+            "explained": kind.explained, "checks": len(kind.results),
             "passed_alike": kind.passed_alike, "pattern": ", ".join(kind.pattern),
             "factors": ", ".join(kind.factors), "ratio_low": low, "ratio_high": high,
             **{name: fault.get(name) for name in ("tensor", "expected", "got", "error", "allowed")},
@@ -124,8 +124,7 @@ def headline(failure: Failure) -> str:
     figures = failure.first.fault | _figures(failure)
     what = _SENTENCES["wrong"].get(failure.first.code, failure.first.code).format_map(figures)
     count, alike = len(failure.results), failure.passed_alike
-    some = "only" if failure.matching == count else f"{failure.matching} of them"
-    where = f", {some} {', '.join(failure.pattern)}" if failure.pattern else ""
+    where = f", only {', '.join(failure.pattern)}" if failure.pattern else ""
     passed = f" ({alike}{' such' * bool(failure.pattern)} passed)" if alike else ""
     return f"{what}: {counted(count, 'check')}{where}{passed}"
 
@@ -135,7 +134,11 @@ def lines(failure: Failure) -> Iterator[str]:
     result, fault, code = failure.first, failure.first.fault, failure.first.code
     if failure.explained:
         figures = fault | _figures(failure)
-        yield _SENTENCES["explained"][failure.explained].format_map(figures)
+        kind, _, names = failure.explained.partition("-")  # kept-kv: it uses k and v
+        if kind not in ("kept", "strides"):
+            kind = failure.explained
+        figures |= {"names": " and ".join(filter(None, (", ".join(names[:-1]), names[-1:])))}
+        yield _SENTENCES["explained"][kind].format_map(figures)
     yield f"{result.item.name}: {case_label(result.item.case)}"
     if code == "kept-result":
         return  # what is there is the first result, or what the harness overwrote that by
