@@ -81,6 +81,8 @@ def sweep(
     from attnbench.execution.session import sweep as start
     from attnbench.planning.plan import Axes
 
+    one = (str, int, float, type(None))
+    axes = {n: value if isinstance(value, one) else tuple(value) for n, value in axes.items()}
     sweeps = (Axes(**axes),)
     known = [name for name in Settings.__dataclass_fields__ if name not in _NO_SETTINGS]
     require("setting", settings or {}, known, "settings={…}")

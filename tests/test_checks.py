@@ -1,4 +1,4 @@
-"""What compiles is checked for two minutes, and its verdict says how much of the battery that was."""
+"""What compiles is checked for two minutes; its verdict says how much of the battery that was."""
 
 import json
 from collections import Counter

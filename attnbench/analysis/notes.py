@@ -70,6 +70,11 @@ def _serious(record: Record) -> Iterator[tuple[str, str]]:
     for before, after in islice(falling, 1):
         took = f"{units.time(median(before))} in {len(before)} samples"
         yield "settling", f"it took {took}, then {units.time(median(after))}: it had not settled"
+    if metrics.get("compiled") == "no":
+        yield (
+            "not-compiled",
+            "nothing was compiled for it: it ran eagerly, or on another cell's code",
+        )
     if changed := metrics.get("meddles"):
         yield "meddles", f"it changes {changed} for the process; put back"
 

@@ -37,6 +37,7 @@ def features(item: Item) -> dict[str, bool]:
     row, sizes = case.to_json(), {"S": keys, "L": queries, "D": dims, "V": case.value_dim}
     return drawn | {
         "with large scores": "query_amplitude" in item.draw,
+        "without some gradients": "without_gradient" in item.draw,
         f"with {case.position.name}": kind != "none",
         "with a position bias": kind == "bias",
         "with rotary positions": kind == "rotary",

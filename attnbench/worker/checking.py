@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from attnbench.api import Implementation, implementation
+from attnbench.measure.sampling import forget_compiled
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.worker.inputs import Draw, Tensors, with_gradients
@@ -156,6 +157,7 @@ def check_item(
     `at` is called with each stage as it begins.
     """
     workload = WORKLOADS.get(case.workload)
+    forget_compiled()
     try:
         if "property" in options:
             at("check")

@@ -254,7 +254,7 @@ def online_not_rescaled(case):
     return online(case, 16, rescale=False)
 
 
-@wrong("not-normalised", "normalis|sum of (the )?(weights|exponentials)|divided", **HALF)
+@wrong("not-normalised", "add up to 1", **HALF)
 def not_normalised(case):
     """exp(s − max)·V without the division by the sum: the epilogue was never written."""
 
