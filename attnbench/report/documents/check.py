@@ -22,18 +22,8 @@ _SUMMARY = {
     "impl": "implementation", "verdict": "verdict", "passed": "passed", "failed": "failed",
     "unsupported": "unsupported", "left": "", "error_ratio": "worst error/allowed", "why": "why",
 }  # fmt: skip
-_EVERY = (
-    "impl",
-    "item",
-    "case_id",
-    "status",
-    "reason",
-    "error_max",
-    "error_rmse",
-    "error_ratio",
-    "deterministic",
-    "reuses_output",
-)
+_EVERY = ("impl", "item", "case_id", "status", "reason", "error_max", "error_rmse", "error_ratio",
+          "deterministic", "reuses_output", "hidden_nan")  # fmt: skip
 
 
 def document(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> doc.Document:
@@ -47,9 +37,7 @@ def document(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> doc.Do
     columns = {n: h for n, h in _SUMMARY.items() if n != "why" or any(row[-1] for row in rows)}
     shown = [row[: len(columns)] for row in rows]
     again = {r.impl: 0 for r in results if r.metrics.get("reuses_output") == "yes"}
-    rounded = {
-        r.impl: 0 for r in results if r.metrics.get("deterministic") == "no" and not r.failed
-    }
+    rounded = [r.impl for r in results if r.metrics.get("deterministic") == "no" and not r.failed]
     each: list[list[doc.Cell]] = [
         [r.impl, r.item.name, r.item.case.case_id, r.status, doc.Value(r.reason),
          *(doc.Value(r.metrics.get(name), "number") for name in _EVERY[5:8]),
@@ -72,7 +60,7 @@ def document(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> doc.Do
                 doc.Text([f"{impl} returns the same memory at each call; reuses_output=True"
                           " declares that" for impl in again], quiet=True),
                 doc.Text([f"{impl}: two calls on equal inputs differ by rounding (atomic sums?)"
-                          for impl in rounded], quiet=True),
+                          for impl in dict.fromkeys(rounded)], quiet=True),
             ]),
             doc.Section("Checks", [doc.Table(columns=dict.fromkeys(_EVERY, ""), rows=each)]),
         ],
