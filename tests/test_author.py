@@ -211,6 +211,26 @@ def test_what_compiles_is_compiled_for_every_length_however_many_went_before(tmp
     assert all("not-compiled" in codes for codes in again["unsteady"])
 
 
+ONE_KEY_MORE = """
+import torch
+from attnbench.api import attention
+
+@attention("one-key-more", workloads=("attention",), gqa=False)
+def call(q, k, v, *, causal, scale):
+    hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(2)
+    return (q @ k.mT * scale).masked_fill(hidden, -torch.inf).softmax(-1) @ v
+"""
+
+
+def test_a_wrong_cell_of_a_sweep_is_explained(cli, tmp_path):
+    (tmp_path / "wrong.py").write_text(ONE_KEY_MORE)
+    options = ("--seq-lens", "16,24", "--heads", "2", "--head-dims", "8", "--masks", "causal")
+    found = cli("sweep", "--impl", tmp_path / "wrong.py", "--impls", "one-key-more", *options)
+    assert found.exit_code == 1
+    assert found.stdout.count("each query sees one key too many") == 1, "of the first alone"
+    assert "it should see 0 …" in found.stdout
+
+
 def test_sweep_and_load_return_the_same_table(mine, tmp_path):
     table = attnbench.sweep(
         files=(str(mine),),

@@ -128,7 +128,7 @@ def _why(
         off = finite if not finite.all() else (got - value).abs().amax(-1) <= allowed.max
         if code := _where_rows(case, tensors, ~off, finite=bool(finite.all())):
             return {"explained": [code]}
-    small = case.batch * case.heads * case.seq_len * case.kv_len <= _PAIRS
+    small = _pairs(case) <= _PAIRS
     core, codes, figures = core_of(impl), list[str](), dict[str, Any]()
     if name == "o" and small and case.workload != "recurrent" and finite.any():
         for code, o in _tried(case, tensors, before or {}, core):
@@ -164,6 +164,10 @@ def _why(
     return _as_coarse(case, tensors, name, Size.of(got - value).rms, value, core)
 
 
+def _pairs(case: Case) -> int:
+    return case.batch * case.heads * case.seq_len * case.kv_len
+
+
 def _where_rows(
     case: Case, tensors: Tensors, wrong_BHL: torch.Tensor, *, finite: bool
 ) -> str | None:
@@ -182,7 +186,7 @@ def _where_rows(
     for size in PARTS:
         if are(seen & ~admitted[..., :size].any(-1)):
             return "hidden-tile"
-    if case.position.encoding.kind == "bias":
+    if case.position.encoding.kind == "bias" or _pairs(case) > _PAIRS:
         return None
     scores = bare_scores(case, tensors).masked_fill(~admitted, -math.inf)
     if case.dtype == "float16" and are(scores.amax(-1) / case.softmax_scale > _HALF_MAX):
@@ -192,7 +196,7 @@ def _where_rows(
 
 def _zero_keys(case: Case, tensors: Tensors, ratio_BHL1: torch.Tensor) -> int | None:
     """How many keys of score 0 and value 0 would divide each row by what it is off by."""
-    if case.position.encoding.kind == "bias":
+    if case.position.encoding.kind == "bias" or _pairs(case) > _PAIRS:
         return None
     admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
     scores = bare_scores(case, tensors).masked_fill(~admitted, -math.inf)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from attnbench.base.parameters import base_name
 from attnbench.base.units import counted, digits
 from attnbench.errors import ExitCode
 from attnbench.report import document as doc
-from attnbench.schema.check import CheckResult, Failure
+from attnbench.schema.check import CheckResult, Failure, Item
+from attnbench.schema.record import Cell
 from attnbench.theory.traits import case_label
 
 _SENTENCES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -107,6 +109,20 @@ def _failures(kinds: Sequence[Failure], impl: str) -> Iterator[doc.Part]:
         yield doc.Text(list(lines(kind)))
 
 
+def of_cell(cell: Cell, fault: Mapping[str, Any]) -> list[str]:
+    """The same of an incorrect cell of a sweep: what explains it, and where it is wrong."""
+    explained = next(iter(fault.get("explained") or ()), None)
+    item = Item(name="", case=cell.case)
+    wrong = CheckResult(
+        item=item, impl=cell.impl, status="incorrect", reason=None, metrics={"fault": fault}
+    )
+    factor = fault.get(explained) if explained in ("ratio", "scale-factor") else None
+    return list(lines(Failure(
+        impl=cell.impl, explained=explained, results=(wrong,), pattern=(), passed_alike=0,
+        ratios=(factor, factor) if factor else None,
+    )))  # fmt: skip
+
+
 def headline(failure: Failure) -> str:
     """What is wrong, in how many checks, and what these have in common."""
     figures = failure.first.fault | _figures(failure)
@@ -127,7 +143,7 @@ def lines(failure: Failure) -> Iterator[str]:
             kind = failure.explained
         figures |= {"names": " and ".join(filter(None, (", ".join(names[:-1]), names[-1:])))}
         yield _SENTENCES["explained"][kind].format_map(figures)
-    yield f"{result.item.name}: {case_label(result.item.case)}"
+    yield ": ".join(filter(None, (result.item.name, case_label(result.item.case))))
     if code == "kept-result":
         return  # what is there is the first result, or what the harness overwrote that by
     if "at" in fault:

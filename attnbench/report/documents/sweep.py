@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from attnbench.base import units
 from attnbench.errors import ExitCode
 from attnbench.machine import limits
 from attnbench.report import document as doc
+from attnbench.report.documents import check
 from attnbench.report.documents.verify import decisive, laws
 from attnbench.store.runs import Run
 
@@ -122,7 +124,7 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> d
     where = shlex.quote(str(run.path))
     sections = [
         doc.Section("Results", list(_results(frame, where))),
-        doc.Section("Without a result", list(_failures(frame))),
+        doc.Section("Without a result", list(_failures(run, frame))),
         doc.Section("Suspect times", list(_suspects(frame))),
     ]
     if found:
@@ -251,8 +253,9 @@ def _all_results(frame: pd.DataFrame, where: str) -> Iterator[doc.Section]:
     )
 
 
-def _failures(frame: pd.DataFrame) -> Iterator[doc.Part]:
-    """Cells without a result, gathered by their reason."""
+def _failures(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
+    """Cells without a result by their reason; of each implementation the first wrong in full."""
+    wrong = {r.cell.impl: r for r in reversed(run.records) if r.metrics.get("fault")}
     for _, status, impl, reason, cells, *lengths in table.failures(frame).itertuples():
         at = "–".join(dict.fromkeys(map(str, lengths)))
         yield doc.Finding(
@@ -260,6 +263,8 @@ def _failures(frame: pd.DataFrame) -> Iterator[doc.Part]:
             subject=f"{impl} ({units.counted(int(cells), 'cell')}, n={at})",
             reason=f"{status}: {reason}",
         )  # fmt: skip
+        if status == "incorrect" and (first := wrong.pop(impl, None)):
+            yield doc.Text(check.of_cell(first.cell, json.loads(first.metrics["fault"])))
 
 
 def _suspects(frame: pd.DataFrame) -> Iterator[doc.Part]:
