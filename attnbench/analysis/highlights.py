@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pandas as pd
 
 from attnbench.analysis.axes import AXES, label, slices
@@ -23,6 +25,7 @@ def highlights(run: Run, frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
     sentences = [*leads(run, frame), run.unfinished, models_sentence(frame)]
     sentences += [workspace_sentence(rows) for _, rows in slices(frame, ["workload"])]
     sentences += [cache_sentence(run, rows) for _, rows in slices(frame, SLICE)]
+    sentences += [held_sentence(frame), *retained_sentences(frame), *math_sentences(frame)]
     sentences += [rope_sentence(costs), suspect_sentence(frame), doubt_sentence(run, frame)]
     return [sentence for sentence in sentences if sentence]
 
@@ -95,6 +98,39 @@ def cache_sentence(run: Run, rows: pd.DataFrame) -> str:
         f"Decoding with {best['impl']} at a context of {best['seq_len']}: {compared},"
         f" {units.time(best['time_us'])} a token."
     )
+
+
+def held_sentence(frame: pd.DataFrame) -> str:
+    """What decoding keeps between steps at the longest context, by cache."""
+    known = frame[frame["cache_bytes"].notna()]
+    longest = known[known["seq_len"] == known["seq_len"].max()]
+    sizes = longest.groupby("cache", sort=False)["cache_bytes"].max().sort_values()
+    of_each = ", ".join(f"{units.size(size)} with cache {name}" for name, size in sizes.items())
+    most = " at most" * (len(longest.drop_duplicates(["cache", "cache_bytes"])) > len(sizes))
+    return f"Decoding at a context of {longest['seq_len'].max()} keeps{most} {of_each}." * bool(
+        of_each
+    )
+
+
+def retained_sentences(frame: pd.DataFrame) -> Iterator[str]:
+    """Implementations that hold memory after a first call, the more the longer n is."""
+    known = frame[frame["memory_retained_bytes"].notna()]
+    others = ["impl", *(name for name in AXES if name not in ("seq_len", "kv_len"))]
+    for (impl,), of_impl in known.groupby(["impl"], sort=False):
+        for _, rows in slices(of_impl, others):
+            kept = rows.groupby("seq_len")["memory_retained_bytes"].max()
+            if len(kept) > 1 and kept.iloc[0] > 0 and (kept.diff().iloc[1:] > 0).all():
+                first, last = (f"{units.size(kept.iloc[i])} at n={kept.index[i]}" for i in (0, -1))
+                yield f"{impl} holds memory after its first call, more at each n: {first}, {last}."
+                break
+
+
+def math_sentences(frame: pd.DataFrame) -> Iterator[str]:
+    """Where SDPA fell back to its math path without being asked for it, and torch's reason."""
+    known = frame[frame["sdpa_reason"].notna()]
+    for (impl, reason), rows in known.groupby(["impl", "sdpa_reason"], sort=False):
+        cells = units.counted(len(rows), "cell")
+        yield f"In {cells} of {impl} SDPA took its math path: {str(reason).rstrip('.')}."
 
 
 def rope_sentence(costs: pd.DataFrame) -> str:
