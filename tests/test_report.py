@@ -279,10 +279,10 @@ def test_what_is_held_and_why_sdpa_took_math_stands_on_the_screen(tmp_path):
         case = Case(workload="decode", width=256, mask=parse_mask("causal"), cache=cache)
         records.append(synthetic.ok(case, "naive", cache_bytes=held))
     run = load_run(synthetic.write_run(tmp_path, "run", records))
-    text = rendered(sweep.document(run), "text")
-    assert (
-        "grows holds memory after its first call, more at each n: 256.0 KiB at n=256, 1.0" in text
-    )
+    text = rendered(sweep.document(run), "markdown")
+    grows = "grows holds memory after its first call, more at each n: 256.0 KiB at n=256, 1.0 MiB"
+    assert grows in text
     assert "constant holds" not in text
     assert "In 2 cells of sdpa SDPA took its math path: For a reason.\n" in text
-    assert "of 512 keeps 128.0 KiB with cache int8, 512.0 KiB with cache static." in text
+    assert "| cache holds |" in text
+    assert re.search(r"cache=int8 .* 128.0 KiB .*\n.*cache=static .* 512.0 KiB ", text)

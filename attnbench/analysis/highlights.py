@@ -25,7 +25,7 @@ def highlights(run: Run, frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
     sentences = [*leads(run, frame), run.unfinished, models_sentence(frame)]
     sentences += [workspace_sentence(rows) for _, rows in slices(frame, ["workload"])]
     sentences += [cache_sentence(run, rows) for _, rows in slices(frame, SLICE)]
-    sentences += [held_sentence(frame), *retained_sentences(frame), *math_sentences(frame)]
+    sentences += [*retained_sentences(frame), *math_sentences(frame)]
     sentences += [rope_sentence(costs), suspect_sentence(frame), doubt_sentence(run, frame)]
     return [sentence for sentence in sentences if sentence]
 
@@ -100,29 +100,13 @@ def cache_sentence(run: Run, rows: pd.DataFrame) -> str:
     )
 
 
-def held_sentence(frame: pd.DataFrame) -> str:
-    """What decoding keeps between steps at the longest context, by cache."""
-    known = frame[frame["cache_bytes"].notna()]
-    longest = known[known["seq_len"] == known["seq_len"].max()]
-    sizes = longest.groupby("cache", sort=False)["cache_bytes"].max().sort_values()
-    of_each = ", ".join(f"{units.size(size)} with cache {name}" for name, size in sizes.items())
-    most = " at most" * (len(longest.drop_duplicates(["cache", "cache_bytes"])) > len(sizes))
-    return f"Decoding at a context of {longest['seq_len'].max()} keeps{most} {of_each}." * bool(
-        of_each
-    )
-
-
 def retained_sentences(frame: pd.DataFrame) -> Iterator[str]:
     """Implementations that hold memory after a first call, the more the longer n is."""
-    known = frame[frame["memory_retained_bytes"].notna()]
-    others = ["impl", *(name for name in AXES if name not in ("seq_len", "kv_len"))]
-    for (impl,), of_impl in known.groupby(["impl"], sort=False):
-        for _, rows in slices(of_impl, others):
-            kept = rows.groupby("seq_len")["memory_retained_bytes"].max()
-            if len(kept) > 1 and kept.iloc[0] > 0 and (kept.diff().iloc[1:] > 0).all():
-                first, last = (f"{units.size(kept.iloc[i])} at n={kept.index[i]}" for i in (0, -1))
-                yield f"{impl} holds memory after its first call, more at each n: {first}, {last}."
-                break
+    for impl, rows in frame[frame["memory_retained_bytes"] > 0].groupby("impl", sort=False):
+        kept = rows.groupby("seq_len")["memory_retained_bytes"].min()
+        if len(kept) > 1 and (kept.diff().iloc[1:] > 0).all():
+            first, last = (f"{units.size(kept.iloc[i])} at n={kept.index[i]}" for i in (0, -1))
+            yield f"{impl} holds memory after its first call, more at each n: {first}, {last}."
 
 
 def math_sentences(frame: pd.DataFrame) -> Iterator[str]:
