@@ -90,6 +90,21 @@ def test_the_time_of_a_mask_is_without_what_a_process_does_once(measured):
     assert metrics["memory_prepared_bytes"] == 512, "all that the first one has left"
 
 
+def test_pages_that_a_call_touches_first_are_counted_with_what_they_take(measured):
+    def fresh(case: Case):
+        def call(q, k, v):
+            torch.ones(40 * 2**20, dtype=torch.uint8)  # above what malloc keeps, on any glibc
+            return exact(q, k, v, causal=False, scale=case.softmax_scale)
+
+        return call
+
+    records = measured(right=right, fresh=fresh)
+    right_, fresh_ = (records[name].metrics for name in ("right", "fresh"))
+    assert fresh_["page_faults"] >= 20, "40 MiB in pages of 2 MiB, or of fewer bytes"
+    assert right_["page_faults"] < fresh_["page_faults"] / 2
+    assert fresh_["page_faults_us"] > 0
+
+
 @pytest.mark.parametrize("pass_", ["backward", "both"])
 def test_gradients_are_checked_and_held_outputs_counted(measured, pass_):
     record = measured(Case(heads=2, seq_len=24, head_dim=8, pass_=pass_), right=right)["right"]

@@ -8,7 +8,7 @@ import pandas as pd
 
 from attnbench.analysis.axes import AXES, label, slices
 from attnbench.analysis.leads import against, hardest_case, leads
-from attnbench.analysis.notes import doubt_sentence, suspect_sentence
+from attnbench.analysis.notes import doubt_sentence, fresh_sentence, suspect_sentence
 from attnbench.analysis.table import WORST_FIRST, time_ratio
 from attnbench.base import units
 from attnbench.store.runs import Run
@@ -26,6 +26,7 @@ def highlights(run: Run, frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
     sentences += [workspace_sentence(rows) for _, rows in slices(frame, ["workload"])]
     sentences += [cache_sentence(run, rows) for _, rows in slices(frame, SLICE)]
     sentences += [*retained_sentences(frame), *math_sentences(frame)]
+    sentences.append(fresh_sentence(run, frame))
     sentences += [rope_sentence(costs), suspect_sentence(frame), doubt_sentence(run, frame)]
     return [sentence for sentence in sentences if sentence]
 
