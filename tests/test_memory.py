@@ -2,6 +2,7 @@
 
 import gc
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.loader import load_built_in
+from attnbench.measure.opcosts import op_costs
 from attnbench.measure.probes import (
     call_kept,
     count_flops,
@@ -134,6 +136,28 @@ def test_opaque_attention_is_priced_by_the_formula_it_is_given():
         return torch.nn.functional.scaled_dot_product_attention(q, q, q)
 
     assert count_flops(call, OPAQUE_FORMULAS) == (4 * 2 * 32 * 32 * 16, "formula")
+
+
+@pytest.mark.parametrize(("rows", "s"), [(24, 24), (16, 40), (40, 16)])
+def test_of_is_causal_attention_the_pairs_that_are_seen_are_counted_top_left(rows, s):
+    q = torch.randn(1, 2, rows, 16, requires_grad=True)
+    k, v = (torch.randn(1, 2, s, d, requires_grad=True) for d in (16, 16))
+    pairs = int(torch.ones(rows, s).tril().sum())
+
+    def forward() -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def both() -> None:
+        forward().sum().backward()
+
+    assert count_flops(forward, OPAQUE_FORMULAS) == (2 * 2 * pairs * 32, "formula")
+    assert count_flops(both, OPAQUE_FORMULAS) == (2 * 2 * pairs * 7 * 16, "formula")
+    costs = op_costs(both, OPAQUE_FORMULAS, 1000)
+    assert costs.flops.total() == 2 * 2 * pairs * 7 * 16
+    on_gpu = torch.ops.aten._scaled_dot_product_efficient_attention
+    given = [x.detach().to("meta") for x in (q, k, v)]
+    call = partial(on_gpu, *given, None, False, 0.0, True)
+    assert count_flops(call, OPAQUE_FORMULAS) == (2 * 2 * pairs * 32, "formula")
 
 
 @pytest.mark.parametrize(

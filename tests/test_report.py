@@ -14,7 +14,7 @@ from attnbench.base import units
 from attnbench.report import figures
 from attnbench.report.documents import sweep
 from attnbench.report.render import rendered, tables
-from attnbench.schema.case import PASSES, Case
+from attnbench.schema.case import PASSES, Case, parse_mask
 from attnbench.store.runs import load_run
 from tests import synthetic
 from tests.conftest import environment
@@ -263,3 +263,29 @@ def test_a_time_marked_as_unsteady_has_its_reason_on_the_screen(tmp_path):
     late = synthetic.timed(Case(seq_len=1024), "late", [999.0] * 7 + [100.0] * 5)
     text = rendered(sweep.document(load_run(synthetic.write_run(tmp_path, "run", [late]))), "text")
     assert re.search(r"\? late.*: it took 999 µs in 7 samples, then 100 µs: it had not", text)
+
+
+def test_what_is_held_and_why_sdpa_took_math_stands_on_the_screen(tmp_path):
+    records = [
+        synthetic.ok(Case(seq_len=n), impl, **metrics)
+        for n in (256, 512)
+        for impl, metrics in (
+            ("grows", {"memory_retained_bytes": 4 * n * n}),
+            ("constant", {"memory_retained_bytes": 4096}),
+            ("naive", {"page_faults": 8192.0, "page_faults_us": 1000.0 * (n > 256)}),
+            ("sdpa", {"sdpa_backend": "math", "sdpa_reason": "For a reason."}),
+        )
+    ]
+    for cache, held in (("static", 2**19), ("int8", 2**17)):
+        case = Case(workload="decode", width=256, mask=parse_mask("causal"), cache=cache)
+        records.append(synthetic.ok(case, "naive", cache_bytes=held))
+    run = load_run(synthetic.write_run(tmp_path, "run", records))
+    text = rendered(sweep.document(run), "markdown")
+    grows = "grows holds memory after its first call, more at each n: 256.0 KiB at n=256, 1.0 MiB"
+    assert grows in text
+    assert "constant holds" not in text
+    assert re.search(r"more than 10 % of 1 time, .* % of naive at n=512, 8,192 page faults", text)
+    assert re.search(r"Without it: attnbench sweep .*--seq-lens 512 .*--allocator keep", text)
+    assert "In 2 cells of sdpa SDPA took its math path: For a reason.\n" in text
+    assert "| cache holds |" in text
+    assert re.search(r"cache=int8 .* 128.0 KiB .*\n.*cache=static .* 512.0 KiB ", text)

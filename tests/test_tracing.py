@@ -325,10 +325,14 @@ def test_a_cell_of_a_run_is_profiled_with_its_file_and_a_second_name_in_its_case
 ):
     (tmp_path / "own.py").write_text(OWN)
     run = run_of_two(tmp_path)
-    monkeypatch.setattr(LocalRunner, "ceilings", lambda *_: CEILINGS)
+    low = CEILINGS | {"matmul_tflops": {"float32": 1e-9}}
+    measured = [low, low, CEILINGS, low]
+    monkeypatch.setattr(LocalRunner, "ceilings", lambda *_: measured.pop())
     arguments = ["profile", "own", "--from", run, "--output", tmp_path, "--name", "own"]
     done = cli(*arguments, "--top", 2)
     assert done.exit_code == 0, done.output
+    assert "suspect" not in done.stdout, "the first time the ceiling was measured too low"
+    assert "suspect: aten::" in cli(*arguments[:-1], "above").stdout
     found = read_profile(tmp_path / "own")
     assert found.cell.case.seq_len == 32, "the larger of two"
     assert found.environment["torch"] == torch.__version__

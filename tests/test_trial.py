@@ -1,13 +1,14 @@
 """What a trial makes of implementations that are right, wrong, stale or broken."""
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from attnbench.api import IMPLEMENTATIONS, attention, attention_builder
+from attnbench.api import IMPLEMENTATIONS, attention, attention_builder, building_mask
 from attnbench.measure.clock import clock_for
 from attnbench.measure.engine import Measurement
 from attnbench.measure.sampling import StoppingRule
@@ -67,6 +68,41 @@ def test_a_right_one_gets_times_memory_flops_and_errors(measured):
     assert metrics["memory_workspace_bytes"] == (2 * (2 * 24 * 24) - 2 * 24 * 8) * 4
     assert metrics["error_ratio"] <= 1
     assert set(record.spent_s) == {"reference", "build", "check", "probe", "warm-up", "samples"}
+
+
+def test_the_time_of_a_mask_is_without_what_a_process_does_once(measured):
+    masks: list[torch.Tensor] = []
+
+    def build(case: Case):
+        with building_mask:
+            if not masks:
+                time.sleep(0.3)  # as torch does, which compiles for its first block mask
+            masks.append(torch.zeros(256, dtype=torch.uint8))
+        kept = masks.pop() if len(masks) > 1 else masks[0].clone()
+
+        def call(q, k, v, kept=kept):
+            return exact(q, k, v, causal=False, scale=case.softmax_scale)
+
+        return call
+
+    metrics = measured(mine=build)["mine"].metrics
+    assert metrics["mask_build_us"] < 0.2e6
+    assert metrics["memory_prepared_bytes"] == 512, "all that the first one has left"
+
+
+def test_pages_that_a_call_touches_first_are_counted_with_what_they_take(measured):
+    def fresh(case: Case):
+        def call(q, k, v):
+            torch.ones(40 * 2**20, dtype=torch.uint8)  # above what malloc keeps, on any glibc
+            return exact(q, k, v, causal=False, scale=case.softmax_scale)
+
+        return call
+
+    records = measured(right=right, fresh=fresh)
+    right_, fresh_ = (records[name].metrics for name in ("right", "fresh"))
+    assert fresh_["page_faults"] >= 20, "40 MiB in pages of 2 MiB, or of fewer bytes"
+    assert right_["page_faults"] < fresh_["page_faults"] / 2
+    assert fresh_["page_faults_us"] > 0
 
 
 @pytest.mark.parametrize("pass_", ["backward", "both"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pandas as pd
 
 from attnbench.analysis.axes import AXES, label, slices
 from attnbench.analysis.leads import against, hardest_case, leads
-from attnbench.analysis.notes import doubt_sentence, suspect_sentence
+from attnbench.analysis.notes import doubt_sentence, fresh_sentence, suspect_sentence
 from attnbench.analysis.table import WORST_FIRST, time_ratio
 from attnbench.base import units
 from attnbench.store.runs import Run
@@ -23,6 +25,8 @@ def highlights(run: Run, frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
     sentences = [*leads(run, frame), run.unfinished, models_sentence(frame)]
     sentences += [workspace_sentence(rows) for _, rows in slices(frame, ["workload"])]
     sentences += [cache_sentence(run, rows) for _, rows in slices(frame, SLICE)]
+    sentences += [*retained_sentences(frame), *math_sentences(frame)]
+    sentences.append(fresh_sentence(run, frame))
     sentences += [rope_sentence(costs), suspect_sentence(frame), doubt_sentence(run, frame)]
     return [sentence for sentence in sentences if sentence]
 
@@ -95,6 +99,23 @@ def cache_sentence(run: Run, rows: pd.DataFrame) -> str:
         f"Decoding with {best['impl']} at a context of {best['seq_len']}: {compared},"
         f" {units.time(best['time_us'])} a token."
     )
+
+
+def retained_sentences(frame: pd.DataFrame) -> Iterator[str]:
+    """Implementations that hold memory after a first call, the more the longer n is."""
+    for impl, rows in frame[frame["memory_retained_bytes"] > 0].groupby("impl", sort=False):
+        kept = rows.groupby("seq_len")["memory_retained_bytes"].min()
+        if len(kept) > 1 and (kept.diff().iloc[1:] > 0).all():
+            first, last = (f"{units.size(kept.iloc[i])} at n={kept.index[i]}" for i in (0, -1))
+            yield f"{impl} holds memory after its first call, more at each n: {first}, {last}."
+
+
+def math_sentences(frame: pd.DataFrame) -> Iterator[str]:
+    """Where SDPA fell back to its math path without being asked for it, and torch's reason."""
+    known = frame[frame["sdpa_reason"].notna()]
+    for (impl, reason), rows in known.groupby(["impl", "sdpa_reason"], sort=False):
+        cells = units.counted(len(rows), "cell")
+        yield f"In {cells} of {impl} SDPA took its math path: {str(reason).rstrip('.')}."
 
 
 def rope_sentence(costs: pd.DataFrame) -> str:

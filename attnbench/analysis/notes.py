@@ -6,6 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby, islice
+from typing import Any
 
 import pandas as pd
 
@@ -22,6 +23,7 @@ FULL_SPEED_SHARE = 0.9  # of the time; less shows in the intervals
 FALLS = 3.0  # between samples before and after a kernel settles; speeds of a core differ by 2
 LEFT_OUT = 0.01  # of the calls; some interruption meets every process
 
+FRESH = 0.1  # of a time; less is within most intervals
 WIDE = 0.1  # half an interval / its time: differences below it are lost in such a time
 TAKEN = 0.02  # of the processor time, by other work; less is the system's own
 LONG_S, PROCESSES = 3, 3  # seconds a cell and processes from which more of them is no remedy
@@ -185,26 +187,44 @@ def taken_share(timed: pd.DataFrame) -> float:
     return 1.0 - float((alone["cpu_share"].clip(upper=1.0) * kept).mean()) if len(alone) else 0.0
 
 
+def fresh_sentence(run: Run, frame: pd.DataFrame) -> str:
+    """Where the pages of fresh memory take much of a time, and so of a ratio, and what shows it."""
+    shares = frame["page_faults_us"] / frame["time_us"]
+    high = frame.assign(share=shares)[(shares > FRESH) & (frame["threads"] == 1)]
+    if high.empty:
+        return ""
+    most = high.sort_values("share").iloc[-1]
+    return (
+        f"Fresh memory takes more than {units.brief_percent(FRESH)} of"
+        f" {units.counted(len(high), 'time')}, and moves ratios: {units.percent(most['share'])} of"
+        f" {most['impl']} at n={most['seq_len']}, {most['page_faults']:,.0f} page faults a call."
+        f" Without it: {_command(run, high, allocator='keep')}"
+    )
+
+
 def remedy(run: Run, rows: pd.DataFrame) -> str:
     """What to do about these rows: the command that measures their sizes again, for longer."""
-    options, settings = run.info.get("options") or {}, run.info.get("settings") or {}
+    settings = run.info.get("settings") or {}
     max_time_s = settings.get("max_time_s") or 1.0
     if max_time_s >= LONG_S and (settings.get("processes") or 1) >= PROCESSES:
         return "measure again when the machine is less busy"
+    several = "" if (rows["threads"] == 1).all() else " (one thread, --threads 1, repeats best)"
+    longer = _command(run, rows, max_time=f"{LONG_S * max_time_s:g}", processes=PROCESSES)
+    return f"measure longer, in fresh processes{several}: {longer}"
+
+
+def _command(run: Run, rows: pd.DataFrame, **changed: Any) -> str:
+    """The sweep that measures the sizes of these rows again, with other options."""
     again = {
         name: value
-        for name, value in options.items()
+        for name, value in (run.info.get("options") or {}).items()
         if name not in _OWN and value != _DEFAULTS.get(name)
     }
-    again["seq_lens"] = sorted({int(n) for n in rows["seq_len"]})
-    again |= {"max_time": f"{LONG_S * max_time_s:g}", "processes": PROCESSES}
+    again |= {"seq_lens": sorted({int(n) for n in rows["seq_len"]}), **changed}
     flags = []
     for file in again.pop("files", ()):
         flags += ["--impl", file]
     for name, value in again.items():
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         flags += [f"--{name.replace('_', '-')}", *([] if value is True else [text])]
-    several = "" if (rows["threads"] == 1).all() else " (one thread, --threads 1, repeats best)"
-    return (
-        f"measure longer, in fresh processes{several}: {shlex.join(['attnbench', 'sweep', *flags])}"
-    )
+    return shlex.join(["attnbench", "sweep", *flags])

@@ -320,10 +320,21 @@ def count_flops(
 def by_op(formulas: Mapping[str, OpFormula]) -> dict[Any, OpFormula]:
     """Formulas by aten op, of those that this torch has; with ours of ops in place."""
     return {
-        getattr(torch.ops.aten, name): formula
+        getattr(torch.ops.aten, name): _told_of_causal(getattr(torch.ops.aten, name), formula)
         for name, formula in (IN_PLACE | dict(formulas)).items()
         if hasattr(torch.ops.aten, name)
     }
+
+
+def _told_of_causal(op: Any, formula: OpFormula) -> OpFormula:
+    """`is_causal` by keyword: each op has it at another place."""
+    names = [argument.name for argument in op.default._schema.arguments]
+
+    def flops(*shapes: Any, **given: Any) -> int:
+        causal = (dict(zip(names, shapes, strict=False)) | given).get("is_causal") is True
+        return formula(*shapes, **given | {"is_causal": causal})
+
+    return flops
 
 
 def _in_place(self_shape: Any, a_shape: Any, b_shape: Any, **_: Any) -> int:

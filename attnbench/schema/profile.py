@@ -31,6 +31,7 @@ NoteCode = Literal[
     "disturbed",  # other work: profiled calls had their core for `share` of their time
     "threads",  # `threads` threads computed: times are those of the thread that calls
     "memory-differs",  # traced and measured workspace: `traced_bytes`, `measured_bytes`
+    "suspect",  # the `op` reached `share` of the `ceiling`, which was measured twice
     "prediction-differs",  # traced and predicted workspace: `traced_bytes`, `predicted_bytes`
 ]
 

@@ -208,15 +208,19 @@ def _bytes_through(case: Case, *, inputs: int, output: int) -> int:
 
 
 def _fused(per_d: int, per_v: int, first: int) -> Callable[..., int]:
-    """FLOPs of a fused op from its arguments' shapes, q the `first`: the full square, mask or not.
+    """FLOPs of a fused op from its arguments' shapes, q the `first`: all pairs of an `attn_mask`.
 
-    torch's own convention (`utils/flop_counter.py`), whose backward makes the scores again.
+    torch's own convention (`utils/flop_counter.py`), whose backward makes the scores again; but of
+    `is_causal`, which is top-left where L ≠ S, the pairs that are seen, since the rest is skipped.
     """
 
-    def flops(*shapes: Any, **_: Any) -> int:
+    def flops(*shapes: Any, is_causal: bool = False, **_: Any) -> int:
         q, k, v = shapes[first : first + 3]
         batch, heads, queries, d = q
-        return int(2 * batch * heads * queries * k[2] * (per_d * d + per_v * v[3]))
+        pairs, square = queries * k[2], min(queries, k[2])
+        if is_causal:
+            pairs = square * (square + 1) // 2 + (queries - square) * square
+        return int(2 * batch * heads * pairs * (per_d * d + per_v * v[3]))
 
     return flops
 

@@ -23,7 +23,7 @@ from attnbench.measure.clock import Clock, clock_for
 from attnbench.measure.engine import Measurement
 from attnbench.measure.sampling import StoppingRule, Target, forget_compiled
 from attnbench.measure.sensor import GpuSensor, measure_energy, power_state
-from attnbench.measure.watch import CounterMarks, Reading, Watch, most_slope, speeds
+from attnbench.measure.watch import CounterMarks, Reading, Watch, most_slope, page_fault_us, speeds
 from attnbench.schema.messages import Measure
 from attnbench.schema.record import Cell, Record
 from attnbench.worker.checking import Entry, Reporter, check_twice, measure_distances
@@ -224,6 +224,10 @@ def timed_record(
     }
     if target.probes_us:
         trial.metrics |= core_speed(target, instruments.watch.readings, together)
+        calls = target.calls * target.batches * len(target.samples) * target.units
+        cost_us, faults = page_fault_us(), target.page_faults / calls
+        trial.metrics["page_faults"] = round(faults, 1)
+        trial.metrics["page_faults_us"] = None if cost_us is None else faults * cost_us
     if target.spent_s:
         interrupted = target.interrupted / target.spent_s
         trial.metrics["interruptions_per_s"] = round(interrupted, 1)

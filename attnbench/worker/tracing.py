@@ -309,7 +309,8 @@ def _export(profile: Any, file: Path) -> int:
 
 # compile_s: the process that times finds on disk what this one has compiled.
 _METRICS = (
-    "kernel", "kernel_count", "device_waits", "sdpa_backend", "kernel_note", "compile_s",
+    "kernel", "kernel_count", "device_waits", "sdpa_backend", "sdpa_reason", "kernel_note",
+    "compile_s",
 )  # fmt: skip
 
 

@@ -8,11 +8,13 @@ import math
 import re
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnbench.api import Estimate, Implementation, building_mask
 from attnbench.base.parameters import shown
@@ -162,15 +164,20 @@ class Trial:
             begin = time.perf_counter()
             bound = workload.bind(self.case, self.impl, self.tensors)
             if self.impl.compiles:
-                self.metrics["compile_s"] = time.perf_counter() - begin
+                self.metrics.setdefault("compile_s", time.perf_counter() - begin)
             return bound
 
         if self.checks_alone:
             self.bound = bind()
             return
-        building_mask.reset()
-        self.bound, self.metrics["memory_prepared_bytes"] = probes.call_kept(bind, self.case.device)
-        self.metrics["mask_build_us"] = building_mask.spent_us
+        for _ in range(2):  # a first mask may load or compile what makes it: that is no mask's time
+            self.bound = None
+            building_mask.reset()
+            self.bound, kept_bytes = probes.call_kept(bind, self.case.device)
+            self.metrics.setdefault("memory_prepared_bytes", kept_bytes)
+            self.metrics["mask_build_us"] = building_mask.spent_us
+            if building_mask.spent_us is None:
+                break
 
     def check(self, reference: Reference, *, first: bool) -> None:
         """Compare the timed callable's result with the reference, if the dtype can hold that.
@@ -316,7 +323,8 @@ class Trial:
             return
         profiled = probes.profile_call(self.bound.call, self.case.device)
         assert profiled.peak_bytes is not None
-        self.metrics |= self._memory(profiled.result, profiled.peak_bytes) | kernels_of(profiled)
+        self.metrics |= self._memory(profiled.result, profiled.peak_bytes)
+        self._name_kernels(profiled)
 
     def profile(self) -> None:
         """Name the kernels of a second call, where nothing is timed: the first may compile."""
@@ -325,7 +333,13 @@ class Trial:
         self.bound.call()
         if self.impl.compiles:
             self.metrics["compile_s"] += time.perf_counter() - begin
-        self.metrics |= kernels_of(probes.profile_call(self.bound.call, self.case.device))
+        self._name_kernels(probes.profile_call(self.bound.call, self.case.device))
+
+    def _name_kernels(self, profiled: probes.Profiled) -> None:
+        self.metrics |= kernels_of(profiled)
+        # Under another context compiled code would be compiled again.
+        if self.bound and "math" in (self.metrics["sdpa_backend"] or "") and not self.impl.compiles:
+            self.metrics["sdpa_reason"] = why_math(self.bound.call)
 
     def _dispatched(self, bound: Bound) -> dict[str, Any]:
         """What a dispatch mode sees, from what is prepared to the end of one call.
@@ -421,6 +435,21 @@ def sdpa_backend(ops: Iterable[str]) -> str | None:
     named = r"aten::_scaled_dot_product_(?:(\w+?)_attention|attention_(math))"
     found = (re.match(named, name) for name in ops)
     return "; ".join(sorted({match[1] or match[2] for match in found if match})) or None
+
+
+def why_math(call: Callable[[], Any]) -> str | None:
+    """Why SDPA takes its math path, as torch warns; None where the call itself asks for that."""
+    refused = sdpa_kernel(
+        [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with contextlib.suppress(RuntimeError), refused:
+            call()
+    texts = dict.fromkeys(str(of.message).partition(" (Triggered")[0].strip() for of in caught)
+    if not any("not used because" in text for text in texts):
+        return None
+    return " ".join(x for x in texts if not x.endswith(":"))[:300] or "torch gives no reason"
 
 
 def device_is_lost() -> bool:

@@ -46,6 +46,8 @@ NOTES = {
     "disturbed": "beside other work the profiled calls had their core for {share} of their time;"
     " each op has the least of its times in a few calls",
     "threads": "{threads} threads: self times are those of the thread that calls",
+    "suspect": "suspect: {op} reached {share} of the {ceiling} ceiling, measured twice: its FLOPs,"
+    " bytes or time are wrong",
     "memory-differs": "the traced workspace is {traced_bytes}, the measured one {measured_bytes}",
     "prediction-differs": "the traced workspace is {traced_bytes}, {predicted_bytes} were"
     " predicted",

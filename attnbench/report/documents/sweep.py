@@ -96,6 +96,7 @@ SUMMARY: dict[str, tuple[str, tuple[str, ...], Callable[[Row], doc.Cell]]] = {
     "rate": ("useful rate", ("tflops",), lambda row: _value(row, "tflops", "tflops")),
     "workspace": ("workspace", ("memory_workspace_bytes",),
                   lambda row: _value(row, "memory_workspace_bytes", "bytes")),
+    "cache": ("cache holds", ("cache_bytes",), lambda row: _value(row, "cache_bytes", "bytes")),
     "error": ("error / allowed", ("error_ratio",),
               lambda row: _value(row, "error_ratio", "number")),
     "approx": ("off exact, local", ("approx_error", "approx_error_local"), _approx),
@@ -105,7 +106,7 @@ SUMMARY: dict[str, tuple[str, tuple[str, ...], Callable[[Row], doc.Cell]]] = {
 }  # fmt: skip
 _NOTHING: set[doc.Cell] = {doc.Value(None, unit) for unit in get_args(doc.Unit)}
 _KEPT = ("case", "impl", "time", "speed")
-_SPARE = ("mask", "error", "rate", "behind", "workspace", "approx")
+_SPARE = ("mask", "error", "rate", "behind", "workspace", "cache", "approx")
 
 
 def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> doc.Document:
