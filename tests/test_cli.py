@@ -82,6 +82,19 @@ WRONG_SWEEPS = {
         ["--preset", "quick", "--projections", "fused"],
         ["--projections does not apply to --workload attention; it does to layer"],
     ),
+    "unknown model": (["--model", "llama"], ["--model llama:", "'llama-3.1-8b'?", "config.json"]),
+    "a step of no model": (["--step", "decode"], ["--step and --tokens go with --model NAME"]),
+    "a model's lengths by another flag": (
+        ["--model", "bert-base", "--seq-lens", "9"], ["--model takes --tokens, not --preset, --seq"]
+    ),
+    "an encoder that decodes": (["--model", "vit-b-16", "--step", "decode"], ["no decode step"]),
+    "more tokens than positions": (
+        ["--model", "bert-base", "--tokens", "1024"], ["it has 512 positions", "--tokens 1024"]
+    ),
+    "latents in a layer": (
+        ["--model", "deepseek-v3", "--workload", "layer"], ["--workload layer has not all parts"]
+    ),
+    "no config": (["--model", "no/config.json"], ["no/config.json: cannot read it: No such file"]),
     "unknown preset": (["--preset", "quik"], ["--preset", "'quick'?", "gpu"]),
     "heads that do not divide": (["--kv-heads", "3"], ["--kv-heads must divide --heads", "3", "4"]),
     "doubling past its end": (["--seq-lens", "128..1000"], ["128..512 or 128..1024"]),

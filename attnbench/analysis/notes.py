@@ -181,7 +181,8 @@ def remedy(run: Run, rows: pd.DataFrame) -> str:
         for name, value in options.items()
         if name not in _OWN and value != _DEFAULTS.get(name)
     }
-    again["seq_lens"] = sorted({int(n) for n in rows["seq_len"]})
+    if "model" not in again:  # whose lengths are its tokens
+        again["seq_lens"] = sorted({int(n) for n in rows["seq_len"]})
     again |= {"max_time": f"{LONG_S * max_time_s:g}", "processes": PROCESSES}
     flags = []
     for file in again.pop("files", ()):

@@ -58,7 +58,8 @@ class SweepRequest:
     `shard` is the part of the plan to measure, and of how many, from (1, count) on. After
     `max_total_time_s` no group of cells begins any more, nor one that would end later. `ray` is the
     address of a cluster to measure on, in place of this machine. `baseline` is the implementation
-    that the run's ratios are against, unless another is asked for when it is read.
+    that the run's ratios are against, unless another is asked for when it is read. `left_out` is
+    what a model has and no case of the sweeps.
     """
 
     sweeps: tuple[Axes, ...]
@@ -70,6 +71,7 @@ class SweepRequest:
     max_total_time_s: float | None = None
     ray: str | None = None
     baseline: str | None = None
+    left_out: str = ""
 
 
 def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None]:
@@ -82,6 +84,8 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
     if request.name is not None:
         check_name(request.name)
     with _executor(request.settings, request.ray) as runner:
+        if request.left_out:
+            yield Warned(f"the cases leave out what the model has: {request.left_out}")
         catalogue = yield from _catalogue(runner)
         check_names(request.sweeps, catalogue)
         for name in ("timer", "energy"):

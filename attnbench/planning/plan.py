@@ -32,7 +32,8 @@ class Axes:
     `values` are those of the axes that are given, by keyword; the others follow, or have their
     defaults. `impls` None means all. Widths E without `head_dims` keep the heads, and D = E/H; with
     `head_dims` and without `heads` they keep D, and H = E/D. `threads` are those of a CPU;
-    `ALL_THREADS` stands for as many as torch takes by itself.
+    `ALL_THREADS` stands for as many as torch takes by itself. `count` is how often what is measured
+    makes each call.
 
     Raises:
         UnknownNameError: there is no such axis.
@@ -41,22 +42,25 @@ class Axes:
     workload: str
     impls: tuple[str, ...] | None
     values: Mapping[str, tuple[Any, ...]]
+    count: int
 
     def __init__(
         self,
         workload: str = "attention",
         impls: str | Iterable[str] | None = None,
+        count: int = 1,
         **axes: Any,
     ) -> None:
         known = ("workload", *KEYWORDS, "impls")
         require("axis", axes, known, "how to measure goes into settings={…}")
         given = {name: _listed(value) for name, value in axes.items() if value is not None}
         names = None if impls is None else _listed(impls)
-        self.__dict__.update(workload=workload, impls=names, values=given)
+        self.__dict__.update(workload=workload, impls=names, values=given, count=count)
 
     def having(self, **axes: Any) -> Self:
         """The same with other values of some axes."""
-        return type(self)(**{"workload": self.workload, "impls": self.impls, **self.values, **axes})
+        own = {"workload": self.workload, "impls": self.impls, "count": self.count}
+        return type(self)(**{**own, **self.values, **axes})
 
 
 def _listed(value: Any) -> tuple[Any, ...]:
