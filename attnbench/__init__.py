@@ -65,13 +65,15 @@ def sweep(
     model: str | Path | None = None,
     step: str | None = None,
     tokens: int | Sequence[int] | None = None,
+    case: Sequence[str] = (),
+    cases: str | Path | None = None,
     **axes: Any,
 ) -> pd.DataFrame:
     """Measure and return the run's table; the run is stored in `output` as on the command line.
 
-    `model`, `step` and `tokens` are as on the command line, `axes` are called as their flags
-    (`seq_lens=(128, 256)`, `impls=("naive",)`, `workload="decode"`, …), `settings` are fields of
-    `attnbench.execution.process.Settings` (`device`, `precision`, `max_time_s`, …).
+    `model`, `step`, `tokens`, `case` and `cases` are as on the command line, `axes` are called as
+    their flags (`seq_lens=(128, 256)`, `impls=("naive",)`, `workload="decode"`, …), `settings` are
+    fields of `attnbench.execution.process.Settings` (`device`, `precision`, `max_time_s`, …).
 
     Raises:
         UsageError: an axis or a value that makes no sense; nothing was written.
@@ -87,8 +89,8 @@ def sweep(
 
     asked = Axes(**axes)
     given = {"workload": axes.get("workload"), "impls": asked.impls, **asked.values}
-    tokens = (tokens,) if isinstance(tokens, int) else tokens
     own: dict[str, Any] = {"model": model and str(model), "step": step, "tokens": tokens}
+    own |= {"case": tuple(case), "cases": cases and Path(cases)}
     sweeps, left_out = asked_sweeps((Axes(),), given, **own)
     known = [name for name in Settings.__dataclass_fields__ if name not in _NO_SETTINGS]
     require("setting", settings or {}, known, "settings={…}")

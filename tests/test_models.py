@@ -94,7 +94,7 @@ CONFIGS = {
         scaled(type="dynamic", factor=2.0), "H=8 D=32 float32 causal rope-dynamic:4096:factor=2"
     ),
     "yarn whose factor follows": (
-        scaled(rope_type="yarn", original_max_position_embeddings=512),
+        scaled(rope_type="yarn", original_max_position_embeddings=512, truncate=True),
         "H=8 D=32 float32 causal rope-yarn:8:length=512",
     ),
     "yarn with one mscale, which transformers drops": (
@@ -196,13 +196,14 @@ WRONG = {
     "a scaling that is not known": (scaled(rope_type="mrope"), "unknown rope_type 'mrope'"),
     "a scaling without its factor": (scaled(type="linear"), "no factor, which is needed"),
     "a scaling out of range": (scaled(type="linear", factor=0.5), "factor is a number, 1 or more"),
+    "a kind without an object": (scaled(full_attention=3), "full_attention are not an object"),
     "a list that is too short": (
         scaled(type="longrope", factor=2, short_factor=[1], long_factor=[1]), "not 16 numbers"
     ),
     "a decoder by name": (LLAMA | {"model_type": "bert", "is_decoder": True}, "is_decoder"),
     "latents without their dims": (LATENT | {"v_head_dim": None}, "no v_head_dim"),
-    "no JSON": ("{", "not JSON"),
-    "a list": ("[]", "not an object"),
+    "no JSON": ("{", "not an object of JSON"),
+    "a list": ("[]", "not an object of JSON"),
 }  # fmt: skip
 
 

@@ -181,12 +181,12 @@ def remedy(run: Run, rows: pd.DataFrame) -> str:
         for name, value in options.items()
         if name not in _OWN and value != _DEFAULTS.get(name)
     }
-    if "model" not in again:  # whose lengths are its tokens
+    if not again.keys() & {"model", "case", "cases"}:  # which have their lengths
         again["seq_lens"] = sorted({int(n) for n in rows["seq_len"]})
     again |= {"max_time": f"{LONG_S * max_time_s:g}", "processes": PROCESSES}
     flags = []
-    for file in again.pop("files", ()):
-        flags += ["--impl", file]
+    for name, flag in (("files", "--impl"), ("case", "--case")):
+        flags += [text for value in again.pop(name, ()) for text in (flag, value)]
     for name, value in again.items():
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         flags += [f"--{name.replace('_', '-')}", *([] if value is True else [text])]

@@ -104,7 +104,7 @@ def _request(options: dict[str, Any], ray: str | None) -> SweepRequest:
     sweeps, left_out = asked_sweeps(
         preset.sweeps,
         {name: options[name] for name in (*AXIS_FIELDS, "threads")},
-        **{name: options[name] for name in ("preset", "model", "step", "tokens")},
+        **{name: options[name] for name in ("preset", "model", "step", "tokens", "case", "cases")},
     )
     taken = ("seed", "precision", "processes", "l2", "timer", "energy", "memory_limit", "ceilings")
     return SweepRequest(

@@ -14,17 +14,15 @@ import msgspec
 from attnbench.base import files, jsontext
 from attnbench.base.registry import require, unknown
 from attnbench.errors import UsageError
+from attnbench.planning.caselist import listed
 from attnbench.planning.plan import Axes, overridden
 from attnbench.schema.position import parse_position
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 ARCHITECTURES, ROPE, MODELS = (_TABLE[name] for name in ("architectures", "rope", "models"))
 STEPS = ("prefill", "decode", "train")
-_NEEDED = ("hidden_size", "num_attention_heads", "num_hidden_layers")
 _FULL, _SLIDING = "full_attention", "sliding_attention"  # as layer_types has them
 Row = Mapping[str, Any]
-
-
 _TYPES: dict[str, Any] = {
     "size": Annotated[int, msgspec.Meta(ge=1, le=1 << 40)],
     "count": Annotated[int, msgspec.Meta(ge=1, le=10_000)],
@@ -38,43 +36,45 @@ Config: Any = msgspec.defstruct(
     "Config",
     [(key, _TYPES[kind] | None, None) for kind, v in _TABLE["keys"].items() for key in v.split()],
 )
-_OF_ROPE = (
-    "rope_theta", "partial_rotary_factor", "max_position_embeddings",
-    "original_max_position_embeddings",
-)  # fmt: skip
 
 
 def asked_sweeps(
     plain: Sequence[Axes], axes: Row, preset: str | None = None, model: str | None = None,
-    step: str | None = None, tokens: Sequence[int] | None = None,
+    step: str | None = None, tokens: Sequence[int] | None = None, case: Sequence[str] = (),
+    cases: Path | None = None,
 ) -> tuple[tuple[Axes, ...], str]:  # fmt: skip
-    """The sweeps asked for: `plain` ones or those of a model's step; and what these leave out.
+    """The sweeps asked for: `plain` ones, listed cases, or a model's step; and what it has beside.
 
-    `axes` are those given beside, which hold in place of the model's.
+    `axes` are those given, too, which hold in place of what a list or a model says.
 
     Raises:
         UnknownNameError: there is no such model and no such file, or no such step.
         UsageError: options exclude each other; or the file does not say what is needed, contradicts
             itself, or is of another architecture; or the model has no such step or length.
     """
+    workload = axes.get("workload") or "attention"
+    if model is None and (step or tokens):
+        raise UsageError("--step and --tokens go with --model NAME")
+    if (preset is not None) + (model is not None) + bool(case or cases) > 1:
+        raise UsageError("take one of --preset, --model, and --case with --cases")
+    if case or cases:
+        return overridden(listed(case, cases, workload), {**axes, "workload": None}), ""
     if model is None:
-        if step or tokens:
-            raise UsageError("--step and --tokens go with --model NAME")
         return overridden(plain, axes), ""
-    if preset or axes.get("seq_lens") or axes.get("kv_lens"):
-        raise UsageError("--model takes --tokens, not --preset, --seq-lens or --kv-lens")
+    if axes.get("seq_lens") or axes.get("kv_lens"):
+        raise UsageError("--model takes --tokens, not --seq-lens or --kv-lens")
     try:
-        sweeps, left_out = _sweeps(_config(model), step, tokens, axes.get("workload"))
+        sweeps, left_out = _sweeps(_config(model), step, tokens, workload)
     except UsageError as err:
         raise UsageError(f"--model {model:.200}: {err}") from err
     return overridden(sweeps, {**axes, "workload": None}), left_out
 
 
 def _sweeps(
-    outer: Row, step: str | None, tokens: Sequence[int] | None, workload: str | None
+    outer: Row, step: str | None, tokens: Sequence[int] | None, workload: str
 ) -> tuple[list[Axes], str]:
     """One sweep for each length and kind of layer."""
-    step, workload = step or "prefill", workload or "attention"
+    step = step or "prefill"
     require("step", [step], STEPS, "--step")
     row, arch = _known(outer)
     # Images and sound come to the language model as embeddings, by parts of their own.
@@ -96,7 +96,7 @@ def _sweeps(
     elif encoder:
         usual = most = _given(row, "max_position_embeddings")
     sweeps = []
-    for n in tokens or [usual]:
+    for n in Axes(seq_lens=tokens or usual).values["seq_lens"]:
         if n > most:
             raise UsageError(f"it has {most} positions, too few for --tokens {n}")
         calls: Counter[tuple[tuple[str, Any], ...]] = Counter()
@@ -122,19 +122,16 @@ def _config(text: str) -> Row:
     """What a preset has, or a file, or config.json in a folder."""
     path = Path(text)
     if text in MODELS:
-        config: Row = MODELS[text]["config"]
-        return config
-    if path.suffix != ".json" and not path.exists():
-        raise UsageError(f"{unknown('model', text, MODELS)}; or a path of a config.json")
+        return dict(MODELS[text]["config"])
     try:
-        found = jsontext.decode(files.read(path / "config.json" if path.is_dir() else path), Any)
+        path = path / "config.json" if path.is_dir() else path
+        return jsontext.decode(files.read(path), dict[str, Any])
     except OSError as err:
-        raise UsageError(f"cannot read it: {err.strerror or err}") from err
+        if path.suffix == ".json":
+            raise UsageError(f"cannot read it: {err.strerror or err}") from err
+        raise UsageError(f"{unknown('model', text, MODELS)}; or a path of a config.json") from err
     except ValueError as err:
-        raise UsageError(f"it is not JSON: {err}") from err
-    if not isinstance(found, dict):
-        raise UsageError("it is not an object of JSON, as a config.json of transformers is")
-    return found
+        raise UsageError(f"it is not an object of JSON: {err}") from err
 
 
 def _known(outer: Row) -> tuple[Any, Row]:
@@ -158,7 +155,7 @@ def _known(outer: Row) -> tuple[Any, Row]:
 
 def _sizes(row: Any) -> dict[str, Any]:
     """Values of axes that all layers share."""
-    width, heads, _ = (_given(row, each) for each in _NEEDED)
+    width, heads = _given(row, "hidden_size"), _given(row, "num_attention_heads")
     groups, scale = row.num_key_value_heads or heads, None
     if heads % groups or (row.kv_lora_rank and groups < heads):
         raise UsageError(f"num_key_value_heads {groups} contradicts num_attention_heads {heads}")
@@ -181,7 +178,7 @@ def _sizes(row: Any) -> dict[str, Any]:
 
 def _layers(row: Any, arch: Row, head_dim: int, left_out: list[str]) -> Counter[tuple[int, str]]:
     """How many layers have each window (0: none) and position encoding."""
-    layers, windows = row.num_hidden_layers, arch.get("windows")
+    layers, windows = _given(row, "num_hidden_layers"), arch.get("windows")
     window = 0 if row.use_sliding_window is False else row.sliding_window or 0
     kinds = [_SLIDING if window and windows else _FULL] * layers
     if windows == "types":
@@ -222,7 +219,9 @@ def _rope_row(row: Any, kind: str) -> Any:
         found = found.get(kind) or {}
     elif kind == _SLIDING and row.rope_local_base_freq:
         found = {"rope_theta": row.rope_local_base_freq}
-    rope = _read({key: getattr(row, key) for key in _OF_ROPE} | found)
+    if not isinstance(found, dict):
+        raise UsageError(f"its rope_parameters of {kind} are not an object")
+    rope = _read(msgspec.structs.asdict(row) | found)
     trained = row.original_max_position_embeddings or rope.original_max_position_embeddings
     rope.original_max_position_embeddings = trained or rope.max_position_embeddings
     return rope
@@ -257,8 +256,8 @@ def _rope(row: Any, kind: str, head_dim: int, left_out: list[str]) -> str:
     for key in {"short", "long"} & values.keys():
         if len(values[key]) != head_dim // 2:
             raise UsageError(f"{key}_factor has not {head_dim // 2} numbers, one a pair")
-    texts = {
-        key: "+".join(map(str, x)) if isinstance(x, list) else str(int(x) if x is False else x)
+    texts = [
+        f"{key}={'+'.join(str(+y) for y in (x if isinstance(x, list) else [x]))}"
         for key, x in values.items()
-    }
-    return parse_position(":".join([name, *(f"{k}={text}" for k, text in texts.items())])).text
+    ]
+    return parse_position(":".join([name, *texts])).text
