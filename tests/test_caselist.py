@@ -1,14 +1,20 @@
 """Case lists: each row is one case and how often it is called, whatever it is written in."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 import attnbench
 from attnbench.errors import AttnbenchError
 from attnbench.planning.models import asked_sweeps
 from attnbench.planning.plan import expand
+from attnbench.report.documents.sweep import document
+from attnbench.store.folder import SWEEP, RunFolder
+from attnbench.store.runs import load_run
 from attnbench.theory.traits import case_label
 
 ROWS: list[dict[str, Any]] = [
@@ -64,7 +70,31 @@ def test_a_wrong_file_is_one_line_that_names_the_case(tmp_path, name, text, says
 
 
 @pytest.mark.usefixtures("imagined_worker")
-def test_a_list_is_swept_from_python(tmp_path, monkeypatch):
+def test_a_step_is_the_sum_of_its_calls_by_their_counts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    table = attnbench.sweep(case=["L=64,count=3"], impls="sdpa")
-    assert list(table["seq_len"]) == [64]
+    cases = ["L=64,count=3", "L=128", "L=128,count=4"]
+    frame = attnbench.sweep(case=cases, batch_sizes=(1, 2), impls=("naive", "sdpa"))
+    run = load_run(RunFolder.find("latest", Path("results"), SWEEP).path)
+
+    def shown(run):
+        section: Any = next(s for s in document(run).sections if "spends" in s.title)
+        return {(row[0], row[1].number): row[2:] for row in section.parts[0].rows}
+
+    found = shown(run)
+    assert {(title, row[0].number) for (title, _), row in found.items()} == {
+        (f"{count} × the list B={batch}{text}", count)
+        for batch in (1, 2)
+        for text, count in ((f", B={batch} n=64", 3), (f", B={batch} n=128", 5), ("", 8))
+    }
+    own = frame[(frame["impl"] == "sdpa") & (frame["batch"] == 2)].set_index("seq_len")
+    _, time, speed = found["8 × the list B=2", "sdpa"]
+    weights = own["time_us"] * pd.Series({64: 3, 128: 5})
+    assert time.number == pytest.approx(weights.sum())
+    assert time.low <= time.number <= time.high
+    assert speed.number == pytest.approx((own["speedup"] * weights).sum() / weights.sum())
+    last = next(r for r in run.records if r.cell.case.batch == 2 and r.cell.impl == "sdpa")
+    failed = replace(last, status="oom", reason="out of memory", samples=())
+    records = [failed if record is last else record for record in run.records]
+    found = shown(replace(run, records=records))
+    assert found["8 × the list B=2", "sdpa"][1].number is None
+    assert found["8 × the list B=2", "naive"][1].number is not None

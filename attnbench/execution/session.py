@@ -35,6 +35,7 @@ from attnbench.planning.plan import (
     mismatch,
     named,
     sharded,
+    steps_of,
 )
 from attnbench.planning.presets import PRESETS
 from attnbench.schema.messages import Catalogue
@@ -119,6 +120,9 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
             info["own"] = [name for names in runner.own for name in names]
         if request.baseline is not None:
             info["baseline"] = request.baseline
+        threads = catalogue.environment["threads"]
+        if steps := steps_of(request.sweeps, catalogue.device, threads):
+            info["steps"] = steps
         if request.shard is not None:
             info["shard"] = merging.shard_of(whole, *request.shard)
         with new_run(request.output, request.name, info) as folder:

@@ -70,4 +70,4 @@ def _one(where: str, pairs: Iterable[tuple[Any, Any]], workload: str) -> Axes:
             if len(values) > 1 or axis.keyword in given:
                 raise UsageError(f"{where}: {key} takes one value")
             given[axis.keyword] = values[0]
-    return Axes(**{"workload": workload, **given})
+    return Axes(**{"workload": workload, "step": "the list", **given})

@@ -114,7 +114,10 @@ def _sweeps(
                 call |= {"seq_lens": n, "masks": mask, "layouts": "BLHD"}
                 call |= {} if encoder else {"positions": position}
             calls[tuple(call.items())] += count
-        sweeps += [Axes(workload, count=c, **dict(call), **sizes) for call, c in calls.items()]
+        sweeps += [
+            Axes(workload, count=count, step=f"{step} {n}", **dict(call), **sizes)
+            for call, count in calls.items()
+        ]
     return sweeps, ", ".join(dict.fromkeys(left_out))
 
 
