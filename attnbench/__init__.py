@@ -90,7 +90,7 @@ def sweep(
     asked = Axes(**axes)
     given = {"workload": axes.get("workload"), "impls": asked.impls, **asked.values}
     own: dict[str, Any] = {"model": model and str(model), "step": step, "tokens": tokens}
-    own |= {"case": tuple(case), "cases": cases and Path(cases)}
+    own |= {"case": tuple(case) or None, "cases": cases and Path(cases)}
     sweeps, left_out = asked_sweeps((Axes(),), given, **own)
     known = [name for name in Settings.__dataclass_fields__ if name not in _NO_SETTINGS]
     require("setting", settings or {}, known, "settings={…}")

@@ -1,6 +1,7 @@
 """Case lists: each row is one case and how often it is called, whatever it is written in."""
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import pandas as pd
 import pytest
 
 import attnbench
+from attnbench.analysis.notes import remedy
+from attnbench.cli import main
 from attnbench.errors import AttnbenchError
 from attnbench.planning.models import asked_sweeps
 from attnbench.planning.plan import expand
@@ -80,6 +83,10 @@ def test_a_step_is_the_sum_of_its_calls_by_their_counts(tmp_path, monkeypatch):
         section: Any = next(s for s in document(run).sections if "spends" in s.title)
         return {(row[0], row[1].number): row[2:] for row in section.parts[0].rows}
 
+    words = shlex.split(remedy(run, frame).partition("attnbench sweep ")[2])
+    typed = main.commands["sweep"].make_context("sweep", words).params
+    assert (typed["case"], typed["batch_sizes"]) == (tuple(cases), (1, 2))
+    assert "--seq-lens" not in words
     found = shown(run)
     assert {(title, row[0].number) for (title, _), row in found.items()} == {
         (f"{count} × the list B={batch}{text}", count)

@@ -200,6 +200,7 @@ WRONG = {
     "a list that is too short": (
         scaled(type="longrope", factor=2, short_factor=[1], long_factor=[1]), "not 16 numbers"
     ),
+    "more than all dims turned": (LLAMA | {"partial_rotary_factor": 2}, "partial_rotary_factor"),
     "a decoder by name": (LLAMA | {"model_type": "bert", "is_decoder": True}, "is_decoder"),
     "latents without their dims": (LATENT | {"v_head_dim": None}, "no v_head_dim"),
     "no JSON": ("{", "not an object of JSON"),

@@ -27,6 +27,7 @@ _TYPES: dict[str, Any] = {
     "size": Annotated[int, msgspec.Meta(ge=1, le=1 << 40)],
     "count": Annotated[int, msgspec.Meta(ge=1, le=10_000)],
     "real": Annotated[float, msgspec.Meta(gt=0)],
+    "part": Annotated[float, msgspec.Meta(gt=0, le=1)],
     "share": Annotated[float, msgspec.Meta(ge=0)],
     "numbers": list[Annotated[float, msgspec.Meta(gt=0)]],
     "kinds": list[Literal["full_attention", "sliding_attention"]],
@@ -40,7 +41,7 @@ Config: Any = msgspec.defstruct(
 
 def asked_sweeps(
     plain: Sequence[Axes], axes: Row, preset: str | None = None, model: str | None = None,
-    step: str | None = None, tokens: Sequence[int] | None = None, case: Sequence[str] = (),
+    step: str | None = None, tokens: Sequence[int] | None = None, case: Sequence[str] | None = None,
     cases: Path | None = None,
 ) -> tuple[tuple[Axes, ...], str]:  # fmt: skip
     """The sweeps asked for: `plain` ones, listed cases, or a model's step; and what it has beside.
@@ -58,7 +59,7 @@ def asked_sweeps(
     if (preset is not None) + (model is not None) + bool(case or cases) > 1:
         raise UsageError("take one of --preset, --model, and --case with --cases")
     if case or cases:
-        return overridden(listed(case, cases, workload), {**axes, "workload": None}), ""
+        return overridden(listed(case or (), cases, workload), {**axes, "workload": None}), ""
     if model is None:
         return overridden(plain, axes), ""
     if axes.get("seq_lens") or axes.get("kv_lens"):
