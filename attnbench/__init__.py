@@ -87,6 +87,8 @@ def sweep(
     from attnbench.planning.models import asked_sweeps
     from attnbench.planning.plan import Axes
 
+    one = (str, int, float, type(None))
+    axes = {n: value if isinstance(value, one) else tuple(value) for n, value in axes.items()}
     asked = Axes(**axes)
     given = {"workload": axes.get("workload"), "impls": asked.impls, **asked.values}
     own: dict[str, Any] = {"model": model and str(model), "step": step, "tokens": tokens}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis
@@ -23,6 +26,7 @@ from attnbench.cli import main
 from attnbench.execution.events import Events, T
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
+from attnbench.gate import plugin
 from attnbench.planning.plan import Job
 from attnbench.schema import messages
 from attnbench.schema.case import Case
@@ -62,6 +66,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def cli() -> Cli:
     """`cli("sweep", "--dry-run")` runs the command line in this process."""
     return lambda *args: CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+def parsed(line: str) -> None:
+    """See that a printed command line is one, of ours or of pytest; of a sweep with --dry-run."""
+    program, *args = shlex.split(line)
+    if program == "pytest":
+        parser: Any = argparse.ArgumentParser()
+        parser.getgroup = lambda *_: SimpleNamespace(addoption=parser.add_argument)
+        plugin.pytest_addoption(parser)
+        parser.parse_args(args)
+    elif program == "attnbench":
+        args += ["--dry-run"] if args[0] == "sweep" else []
+        main.commands[args[0]].make_context(args[0], args[1:])
 
 
 @pytest.fixture

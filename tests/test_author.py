@@ -182,6 +182,55 @@ def test_an_entry_point_that_does_not_load_costs_one_line_and_no_other(monkeypat
     points[1].load.assert_called_once()
 
 
+COMPILED = """
+import torch
+from attnbench.api import attention
+
+@torch.compile(backend="eager", dynamic=False)
+def source(q, k, v, scale):
+    return ((q * scale) @ k.mT).softmax(-1) @ v
+
+@attention("compiled", workloads=("attention",), masks=("full",), gqa=False, compiles=True)
+def call(q, k, v, *, causal, scale):
+    return source(q, k, v, scale)
+"""
+
+
+def test_what_compiles_is_compiled_for_every_length_however_many_went_before(tmp_path):
+    """Dynamo runs the source from the ninth shape of a function on, without a word."""
+    (tmp_path / "compiled.py").write_text(COMPILED)
+    table = attnbench.sweep(
+        files=(str(tmp_path / "compiled.py"),), output=tmp_path, impls=["compiled"],
+        settings={"device": "cpu", "min_time_s": 0.001, "max_time_s": 0.01},
+        seq_lens=range(8, 20), heads=(2,), head_dims=(8,), positions=["none", "rope"],
+    )  # fmt: skip
+    assert len(table) == 24
+    assert set(table[table["position"] == "none"]["compiled"]) == {"yes"}
+    again = table[table["position"] == "rope"]  # in the same group, of the same shapes
+    assert set(again["compiled"]) == {"no"}
+    assert all("not-compiled" in codes for codes in again["unsteady"])
+
+
+ONE_KEY_MORE = """
+import torch
+from attnbench.api import attention
+
+@attention("one-key-more", workloads=("attention",), gqa=False)
+def call(q, k, v, *, causal, scale):
+    hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(2)
+    return (q @ k.mT * scale).masked_fill(hidden, -torch.inf).softmax(-1) @ v
+"""
+
+
+def test_a_wrong_cell_of_a_sweep_is_explained(cli, tmp_path):
+    (tmp_path / "wrong.py").write_text(ONE_KEY_MORE)
+    options = ("--seq-lens", "16,24", "--heads", "2", "--head-dims", "8", "--masks", "causal")
+    found = cli("sweep", "--impl", tmp_path / "wrong.py", "--impls", "one-key-more", *options)
+    assert found.exit_code == 1
+    assert found.stdout.count("each query sees one key too many") == 1, "of the first alone"
+    assert "it should see 0 …" in found.stdout
+
+
 def test_sweep_and_load_return_the_same_table(mine, tmp_path):
     table = attnbench.sweep(
         files=(str(mine),),

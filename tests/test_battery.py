@@ -131,25 +131,21 @@ def value_dim(item: Item) -> str:
     )
 
 
-def scale(item: Item) -> str:
-    ratio = 1.0 if item.case.scale is None else item.case.scale * item.case.head_dim**0.5
-    return "default" if item.case.scale is None else "below" if ratio < 0.5 else "above"
-
-
 MASKS = ("full", "causal", "window", "prefix", "document", "padding")
 HEADS = ("one head", "no power of 2", "power of 2", "2 share", "3 share", "all share")
 ATTENTION: Axes = {
     "mask": (lambda item: item.case.mask.name, MASKS),
     "lengths": (relation, ("odd 0", "odd 1", "L < S", "L > S", "L = 1")),
     "heads": (heads, HEADS),
-    "head_dim": (lambda item: next(n for n in (64, 32, 8, 1) if item.case.head_dim % n == 0),
-                 (64, 32, 8, 1)),
+    "head_dim": (lambda item: next(n for n in (256, 64, 32, 8, 1) if item.case.head_dim % n == 0),
+                 (256, 64, 32, 8, 1)),
     "value_dim": (value_dim, ("V = D", "V < D", "V > D", "odd")),
     "batch": (lambda item: item.case.batch, (1, 2, 3)),
-    "scale": (scale, ("default", "below", "above")),
+    "scale": (lambda item: item.case.scale, (None, 1, 0.5, 0.05)),
     "dtype": (lambda item: item.case.dtype, DTYPES),
     "pass": (lambda item: item.case.pass_, ("both", "forward")),
     "layout": (lambda item: item.case.layout, ("BHLD", "BLHD", "packed")),
+    "strided": (lambda item: item.draw.get("strided"), (None, "q", "k", "v")),
     "gradient": (lambda item: item.draw.get("gradient"), (None, "expanded", "transposed")),
     "without": (lambda item: item.draw.get("without_gradient"), (None, "q", "kv", "qk")),
     "position": (lambda item: item.case.position.name,
@@ -192,6 +188,10 @@ def cannot_meet(workload: str, pair: dict[str, Any]) -> str | None:
         return "lengths are to differ between the items of a batch"
     if pair.get("layout") == "packed" and pair.get("lengths") in ("L < S", "L > S", "L = 1"):
         return "what is packed is of as many tokens"
+    if pair.get("strided") and pair.get("layout") in ("BLHD", "packed"):
+        return "all three are strided there"
+    if pair == {"head_dim": 256, "value_dim": "V > D"}:
+        return "V is 96 at most"
     if pair.get("pass") == "forward" and (pair.get("gradient") or pair.get("without")):
         return "there is no gradient"
     return None

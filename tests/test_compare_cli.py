@@ -53,6 +53,7 @@ def test_json_has_every_cell_and_so_have_page_and_markdown(invoke, tmp_path):
     for text in (markdown, page):
         assert "attnbench profile sdpa --seq-lens 512" in text
         assert "All cells (20)" in text
+        assert "--python torch-2.13.0+cpu/bin/python --python torch-2.11.0/bin/python --i" in text
     assert "http" not in page
     again = invoke("before", "after", "--name", "kept")
     assert again.exit_code == 2

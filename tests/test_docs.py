@@ -2,7 +2,6 @@
 
 import ast
 import re
-import shlex
 from dataclasses import fields
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 import attnbench
 from attnbench.cli import main
 from attnbench.schema.case import Case
+from tests.conftest import parsed
 
 ROOT = Path(__file__).parent.parent
 PAGES = {p.name: p.read_text() for p in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
@@ -29,8 +29,30 @@ COMMANDS = sorted({re.sub(r"^.*?(?=attnbench )", "", x) for x in LINES if "attnb
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_every_command_line_parses(line):
-    _, name, *arguments = shlex.split(line)
-    main.commands[name].make_context(name, arguments, resilient_parsing=False)
+    parsed(line)
+
+
+def in_messages() -> list[str]:
+    """The commands in texts of the package, with `latest` for what is filled in."""
+    found: set[str] = set()
+    pattern = rf"attnbench (?:{'|'.join(main.commands)}) (?:-|[A-Z]|latest|previous)[^;:,)\n]*"
+    for file in (ROOT / "attnbench").rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(file.read_text())))
+        whole = [node for node in nodes if isinstance(node, ast.JoinedStr)]
+        parts = [part for node in whole for part in node.values]
+        texts: list[list[ast.expr]] = [
+            [node] for node in nodes if isinstance(node, ast.Constant) and node not in parts
+        ]
+        for text in [*(node.values for node in whole), *texts] * (file.name != "lookup.py"):
+            values = (str(x.value) if isinstance(x, ast.Constant) else "latest" for x in text)
+            found.update(re.findall(pattern, "".join(values)))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("line", in_messages())
+def test_every_command_in_a_message_parses(line):
+    """Those of `attnbench list` are tried in test_lookup, those of documents in test_documents."""
+    parsed(f"{line} latest" if re.search("--re(sume|play)$", line) else line)
 
 
 @pytest.mark.parametrize("name", list(main.commands))

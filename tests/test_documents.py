@@ -40,6 +40,7 @@ from attnbench.schema.finding import Finding as Found
 from attnbench.schema.finding import LawFinding
 from attnbench.store.runs import load_run
 from tests import gate_runs, synthetic, test_doctor
+from tests.conftest import parsed
 from tests.test_compare import benchmarks
 from tests.test_history import RULES, made, noise, stepped
 from tests.test_profiles import NAIVE, op, profile
@@ -145,6 +146,19 @@ MAKERS = [
 WITHOUT_TESTS = [a_profile, a_run, a_catalogue]
 
 
+def are_parsed(document):
+    for label, command in document.commands:
+        if label not in ("page", "run", "records", "trace"):  # of these it is a path
+            parsed(command)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_command_that_a_gate_prints_is_one(kind):
+    document = gate.document(KINDS[kind], decide(KINDS[kind]))
+    are_parsed(document)
+    assert document.commands or kind not in ("regressed", "broken")
+
+
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.parametrize("make", MAKERS)
 def test_hostile_names_are_harmless_in_every_format(make, name, tmp_path, monkeypatch):
@@ -157,6 +171,7 @@ def test_hostile_names_are_harmless_in_every_format(make, name, tmp_path, monkey
         assert not re.search(UNSEEN, text)
         assert text.encode(), format_
     commands = [command for _, command in document.commands]
+    are_parsed(document)
     lines = found["text"].splitlines()
     assert max(len(x) for x in lines if not any(c[:20] in x for c in commands)) <= 80
     assert "<b>" not in found["markdown"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -169,7 +170,11 @@ def test_what_becomes_of_tests_before_they_are_timed(tmp_path):
     """What fails in one version alone is tried once more."""
     broken = "from flags import ONLY_NEW\n\ndef test_broken(benchmark):\n    benchmark(int)\n"
     added = "\n\ndef test_new(benchmark):\n    benchmark(int)\n"
-    base = a_version(tmp_path, "base", test_a=WRONG, test_b=broken, flags="WORSE = False")
+    base = a_version(
+        tmp_path, "base", test_a=WRONG + added.replace("new", "old"), test_b=broken,
+        test_c=added.replace("new", "alone"), flags="WORSE = False",
+    )  # fmt: skip
+    base = replace(base, files=tuple(file for file in base.files if "test_c" not in file))
     candidate = a_version(
         tmp_path, "candidate", test_a=WRONG + added, test_b=broken, flags="WORSE = ONLY_NEW = True"
     )
@@ -178,7 +183,8 @@ def test_what_becomes_of_tests_before_they_are_timed(tmp_path):
         "never_times_anything", "times_twice", "recovers", "new",
     )  # fmt: skip
     tests = [*(f"test_a.py::test_{name}" for name in names), "test_b.py::test_broken"]
-    suite = a_suite(candidate, *tests)
+    arguments = ("-k", "not unasked", *map("{}.py".format, ("test_a", "test_c", "test_gone")))
+    suite = a_suite(candidate, *tests, arguments=arguments)
     settings = Settings(device="cpu", threads=1, timeout_s=60.0)
     request = GateRequest(base=base, candidate=candidate, sweeps=(), settings=settings)
     run = follow(check_tests(suite, request, {"base": settings, "candidate": settings}))
@@ -192,6 +198,7 @@ def test_what_becomes_of_tests_before_they_are_timed(tmp_path):
         "skipped": "incorrect", "wrong_in_both": "not comparable",
         "never_times_anything": "not comparable", "times_twice": "not comparable",
         "new": "not comparable", "broken": "not comparable", "recovers": None,
+        "old": "not comparable", "alone": "not comparable",
     }  # fmt: skip
     reasons = {name: of["candidate"].reason or "" for name, of in checks.items()}
     starts = {
@@ -201,6 +208,8 @@ def test_what_becomes_of_tests_before_they_are_timed(tmp_path):
         "never_times_anything": "it has ended without calling the fixture benchmark",
         "times_twice": "call: RuntimeError: the fixture benchmark can be called once in a test",
         "recovers": "failed once on the candidate (error: call: OSError: not now)",
+        "old": "there is no such test",
+        "alone": "there is no such test",
     }
     assert {name: reasons[name][: len(text)] for name, text in starts.items()} == starts
     assert checks["new"]["base"] == Checked(status="absent", reason="there is no such test")

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from attnbench.errors import ExitCode
-from attnbench.gate.decide.data import Checked, Failure, Round, RoundFacts
+from attnbench.gate.decide.data import Checked, Failure, Round, RoundFacts, Rules
 from attnbench.gate.decide.verdict import decide
 from tests.gate_runs import CELLS, a_run, changed
 
@@ -81,6 +81,8 @@ def test_a_process_that_grows_in_every_round_fails_whoever_allocates():
 def test_a_green_line_says_what_is_gone_and_how_disturbed_the_machine_was():
     gone = {1: {"candidate": Checked(status="absent")}}
     assert "; removed: naive" in decide(a_run(other_checks=gone)).words
+    failing = decide(replace(a_run(other_checks=gone), rules=Rules(fail_removed=True)))
+    assert (failing.exit_code, failing.words) == (ExitCode.FINDING, "removed: naive")
     run = a_run()
     facts = RoundFacts(counted_despite="other processes kept 1 CPUs busy")
     disturbed = structs.replace(run.rounds[0], facts=facts)
@@ -98,6 +100,10 @@ def test_a_green_line_says_what_is_gone_and_how_disturbed_the_machine_was():
          "nothing is comparable"),
         ({"planted": 0.0}, ExitCode.INCONCLUSIVE,
          "blind: the positive control of 10 % was not found: beyond the margin in 0 of 48"),
+        # between two looks the latest counts
+        ({"planted": 0.0, "most_rounds": 14}, ExitCode.INCONCLUSIVE,
+         "blind: the positive control of 10 % was not found: beyond the margin in 0 of 12 rounds,"
+         " where it takes 12"),
         # a blind run still names what it has shown
         ({"slower": {2: 0.2}, "planted": 0.0}, ExitCode.FINDING, "1 regressed"),
         # an untrusted run outranks times, but not what repeats exactly

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.api import IMPLEMENTATIONS, Case, Patterned, attention_builder, dense_mask
+from attnbench.api import IMPLEMENTATIONS, Case, Patterned, attention, attention_builder, dense_mask
 from attnbench.planning.battery import battery
 from attnbench.worker.checking import check_item
-from attnbench.worker.properties import PROPERTIES
+from attnbench.worker.properties import HIDDEN_NAN, PROPERTIES
 
 Call = Callable[..., torch.Tensor]
 ITEMS = [item for item in battery("cpu", ("float32",)) if "property" in item.draw]
@@ -70,7 +70,7 @@ def verdicts() -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("lacking", PROPERTIES.names(), indirect=True)
+@pytest.mark.parametrize("lacking", sorted({*PROPERTIES.names()} - {HIDDEN_NAN}), indirect=True)
 def test_what_lacks_a_property_fails_for_it(lacking: str) -> None:
     assert "incorrect" in verdicts()[lacking]
 
@@ -79,3 +79,25 @@ def test_what_lacks_a_property_fails_for_it(lacking: str) -> None:
 def test_a_definition_may_share_the_fault_of_its_implementation(lacking: str) -> None:
     plain = next(item for item in battery("cpu", ("float32",)) if item.name == "causal")
     assert check_item(plain.case, "lacking", {}, 0)["status"] == "ok"
+
+
+@pytest.mark.parametrize(("declared", "kept_out", "status", "seen"), [
+    (False, False, "ok", "shows"), (False, True, "ok", "kept out"),
+    (True, False, "incorrect", None), (True, True, "ok", "kept out"),
+])  # fmt: skip
+def test_nan_in_hidden_keys_is_a_fact_and_wrong_where_it_is_declared(
+    declared, kept_out, status, seen
+):
+    @attention("masked", hidden_may_be_nan=declared)
+    def masked(q, k, v, *, causal, scale):
+        place = torch.arange(k.shape[2])
+        scores = (q @ k.mT * scale).masked_fill(place > place[:, None], -torch.inf)
+        if not kept_out:
+            return scores.softmax(-1) @ v
+        return torch.cat([scores[:, :, i, : i + 1].softmax(-1)[:, :, None] @ v[:, :, : i + 1]
+                          for i in place], 2)  # fmt: skip
+
+    item = next(x for x in ITEMS if x.draw["property"] == HIDDEN_NAN)
+    found = check_item(item.case, "masked", item.draw, 0)
+    IMPLEMENTATIONS.remove("masked")
+    assert (found["status"], found["metrics"].get("hidden_nan")) == (status, seen)

@@ -78,6 +78,7 @@ class Counted(benchmarks.TestProcesses):
     """No process: a call takes a microsecond for each line that Python runs in it."""
 
     dying: dict[str, int]  # how often the candidate's process dies in a test
+    gone: tuple[str, ...] = ()  # tests that only the base has
 
     def __init__(self, suite: Any, versions: Any, config: Any, settings: Any) -> None:
         self._roots = {variant: Path(version.root) for variant, version, _ in versions}
@@ -87,7 +88,8 @@ class Counted(benchmarks.TestProcesses):
     def prepared(self, variant: Any) -> protocol.Prepared:
         absent = protocol.CellFailed("unsupported", "there is no such test")
         files = {n: self._roots[variant] / self._tests[n].partition("::")[0] for n in self._asked}
-        return protocol.Prepared({n: absent for n in files if not files[n].is_file()}, {})
+        failures = {n: absent for n in files if not files[n].is_file()}
+        return protocol.Prepared(failures, {}, self.gone if variant == "base" else ())
 
     def ask(self, variant: Any, request: Any, kind: Any, within_s: float = math.inf) -> Any:
         match request:
@@ -175,17 +177,29 @@ def test_twice_the_work_is_named_and_exits_1(pytester, root, counted):
     result.assert_outcomes(passed=1, failed=1, deselected=1)
     result.stdout.fnmatch_lines(
         [
-            "regressed: slower beyond the margin of 3.3 % in 8 of 8 fresh rounds",
-            "candidate: the working tree at *, with uncommitted changes",
+            "+99.* % (+99.* … +99.* %), regressed: slower beyond the margin of 3.3 % in 8 of 8 *",
+            "candidate: the working tree at *, 1 file changed",
             "tests/test_speed.py::test_area *time +99.* % *8/8*regressed",
             "tests/test_speed.py::test_length *time 0.0 % *8/8*ok",
             "*failed: 1 regressed (exit code 1)",
-            "FAILED tests/test_speed.py::test_area - regressed: *",
+            "FAILED tests/test_speed.py::test_area - +99.* %*",
         ]
     )
     assert 'failures="1"' in (root / "out.xml").read_text()
-    assert (root / "out").is_dir()
+    (xml,) = (root / "out").glob("*/gate.xml")
+    assert 'classname="tests/test_speed.py" name="test_area"' in xml.read_text()
     assert not (root / "results").exists()
+
+
+@pytest.mark.parametrize(("flags", "code"), [((), 0), (("--attnbench-fail-removed",), 1)])
+def test_what_only_the_base_has_is_named(pytester, root, counted, monkeypatch, flags, code):
+    monkeypatch.setattr(counted, "gone", ("tests/test_gone.py::test_old",))
+    result = gated(pytester, *flags)
+    assert result.ret == code
+    result.assert_outcomes(passed=2, deselected=1, failed=code, skipped=1 - code)
+    result.stdout.fnmatch_lines(
+        ["tests/test_gone.py * [[]100%]", "*removed: tests/test_gone.py::test_old (exit code ?)"]
+    )
 
 
 def test_a_new_file_is_not_compared_and_what_dies_once_is_tried_again(pytester, root, counted):
@@ -247,6 +261,7 @@ def test_what_is_wrong_is_one_line_and_exit_code_4(pytester, root, counted, opti
 def test_without_the_option_nothing_is_loaded_and_nothing_changes(pytester, root):
     result = pytester.runpytest_inprocess(*PLUGIN, "--benchmark-disable", "-k", "area or length")
     result.assert_outcomes(passed=2, deselected=1)
+    assert "such as 5% [10%]" in pytester.runpytest_inprocess(*PLUGIN, "--help").stdout.str()
     words = "import sys, attnbench.gate.plugin; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
     ours = {name for name in loaded.stdout.split() if name.startswith("attnbench")}

@@ -257,3 +257,9 @@ def test_a_table_splits_no_word_and_says_which_columns_it_leaves_out(width):
     assert words - left_out <= set(text.replace(":", " ").split())
     assert bool(left_out) == (width == 45)
     assert text.count("12.5 %") == 8, "a number and its unit stay together"
+
+
+def test_a_time_marked_as_unsteady_has_its_reason_on_the_screen(tmp_path):
+    late = synthetic.timed(Case(seq_len=1024), "late", [999.0] * 7 + [100.0] * 5)
+    text = rendered(sweep.document(load_run(synthetic.write_run(tmp_path, "run", [late]))), "text")
+    assert re.search(r"\? late.*: it took 999 µs in 7 samples, then 100 µs: it had not", text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator
+from itertools import groupby, islice
 
 import pandas as pd
 
@@ -18,6 +19,7 @@ from attnbench.store.runs import Run
 
 DISTURBED = 0.25
 FULL_SPEED_SHARE = 0.9  # of the time; less shows in the intervals
+FALLS = 3.0  # between samples before and after a kernel settles; speeds of a core differ by 2
 LEFT_OUT = 0.01  # of the calls; some interruption meets every process
 
 WIDE = 0.1  # half an interval / its time: differences below it are lost in such a time
@@ -60,6 +62,19 @@ def _serious(record: Record) -> Iterator[tuple[str, str]]:
     for code, count in Counter(s.kept_despite for s in kept if s.kept_despite).items():
         name, text = _KEPT[code]
         yield name, f"{text} in {count} of the {len(kept)} samples that count"
+    of_each = ([s.own_us for s in own] for _, own in groupby(kept, key=lambda s: s.process))
+    falling = (
+        (us[:i], us[i:]) for us in of_each for i in range(max(3, len(us) // 2), len(us) - 1)
+        if min(us[:i]) > FALLS * max(us[i:])
+    )  # fmt: skip
+    for before, after in islice(falling, 1):
+        took = f"{units.time(median(before))} in {len(before)} samples"
+        yield "settling", f"it took {took}, then {units.time(median(after))}: it had not settled"
+    if metrics.get("compiled") == "no":
+        yield (
+            "not-compiled",
+            "nothing was compiled for it: it ran eagerly, or on another cell's code",
+        )
     if changed := metrics.get("meddles"):
         yield "meddles", f"it changes {changed} for the process; put back"
 

@@ -124,6 +124,7 @@ class Implementation:
     value_dims: bool = True
     compiles: bool = False
     reuses_output: bool = False
+    hidden_may_be_nan: bool = False
     supports: Callable[[Case], str | None] | None = None
     doc: str = ""
     file: str = ""
@@ -229,6 +230,7 @@ def attention_builder(
     value_dims: bool = True,
     compiles: bool = False,
     reuses_output: bool = False,
+    hidden_may_be_nan: bool = False,
     supports: OfCase | None = None,
     doc: str | None = None,
 ) -> Callable[[F], F]:
@@ -261,6 +263,7 @@ def attention_builder(
     - `gqa`, `value_dims`: whether it takes fewer key/value heads, and a value width other than D.
     - `compiles`: the first call compiles, so that its time goes to `compile_s`.
     - `reuses_output`: each call returns the same memory, so that who keeps a result must copy it.
+    - `hidden_may_be_nan`: NaN in keys and values that a query does not see leaves it as it is.
     - `supports`: why it cannot take a case that these limits admit, or None.
     - `doc`: what it is; the docstring unless given.
 

@@ -9,12 +9,24 @@ from typing import Any
 
 import click
 
-from attnbench.cli.options import command_options, impl_files, say, show, threads_option
+from attnbench.cli.options import (
+    AXIS_FIELDS,
+    axes_options,
+    command_options,
+    given,
+    impl_files,
+    say,
+    show,
+    threads_option,
+)
 from attnbench.errors import AttnbenchError, UsageError
 
 
 @click.command()
-@command_options("check", impl=impl_files(), threads=threads_option("1"))
+@command_options(
+    "check", impl=impl_files(), threads=threads_option("1"),
+    axes=axes_options("the battery's", without=("--impls", "--dtypes")),
+)  # fmt: skip
 def check(watch: bool, **options: Any) -> None:
     """Check implementations against a float64 reference.
 
@@ -24,8 +36,10 @@ def check(watch: bool, **options: Any) -> None:
     two draws of inputs in the same tensors, with planted needle keys; and so are properties that
     hold for every method: no look ahead, batch and heads apart, any order of keys, any block size,
     exact in its limit, gradients by finite differences. What an implementation cannot take is
-    `unsupported`, with the reason. Of each kind of failure the simplest is shown in full. Exits 1
-    on any failure, but 2 where nothing could be judged: a definition is wrong, or nothing can run.
+    `unsupported`, with the reason. With --seq-lens, --heads or another axis of a sweep those cases
+    are checked in place of the battery, with gradients and without unless --passes says which. Of
+    each kind of failure the simplest is shown in full. Exits 1 on any failure, but 2 where nothing
+    could be judged: a definition is wrong, or nothing can run.
     """
     if not watch:
         raise SystemExit(_check(**options))
@@ -78,10 +92,15 @@ def _check(
     from attnbench.execution.checks import run_checks
     from attnbench.execution.events import follow
     from attnbench.execution.failures import failures
+    from attnbench.planning.plan import Axes
     from attnbench.report.documents.check import document
     from attnbench.schema.check import CheckResult
     from attnbench.theory.traits import case_label
 
+    flags = given()
+    own = {name: options.pop(name) for name in {*AXIS_FIELDS} - {"dtypes"} if name in options}
+    asked = {name: value for name, value in own.items() if name in flags}
+    options["axes"] = Axes(**asked) if asked else None
     lines = verbose and not as_json and format_ == "text"
 
     def output(event: object) -> None:

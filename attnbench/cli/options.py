@@ -232,12 +232,12 @@ def _together(options: Iterable[Option]) -> Option:
 
 
 def impl_files(
-    text: str = "A Python file with implementations of yours: all of them, or those in --impls.",
+    text: str = "A Python file with your implementations: all, unless --impls names some of them.",
 ) -> Option:
     """`--impl FILE`, as often as wanted; one named twice counts once."""
     return click.option(
         "--impl", "files", multiple=True, metavar="FILE",
-        help=f"{text} Repeatable; a name that two files register becomes a:NAME and b:NAME.",
+        help=f"{text} Repeatable: a name that a.py and b.py both have becomes a:NAME and b:NAME.",
         callback=lambda _context, _option, files: tuple(dict.fromkeys(files)),
     )  # fmt: skip
 

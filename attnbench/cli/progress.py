@@ -284,5 +284,5 @@ def print_plan(event: object) -> None:
         say(f"{left_out} more, for which --max-total-time will probably not suffice")
     if count:
         total = forecast.total(cell for cell in planned if cell.key in keys)
-        known = f"{forecast.learned} cells measured here before"
+        known = f"{forecast.learned} cells measured on machines like this one"
         say(f"{total}, by {known if forecast.learned else 'sizes alone'}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,7 @@ def merge(runs: tuple[str, ...], output: Path, **options: Any) -> None:
     say(f"{len(merged.records)} cells of {len(runs)} runs -> {merged.path}")
     if merged.unfinished:
         say(merged.unfinished)
-    say(f"report:  attnbench report {merged.path}")
+    say(f"report:  attnbench report {shlex.quote(str(merged.path))}")
 
 
 @click.command()

@@ -33,8 +33,8 @@ _GOES_WITH = {"ray_address": "--on ray", "retry": "--resume RUN", "mixed": "--re
     "sweep",
     axes=axes_options(),
     impl=impl_files(
-        "A Python file with implementations of yours: all of them, or those in --impls; beside them"
-        " all that are installed, unless --impls names some."
+        "A Python file with your implementations: all, unless --impls names some of them. Beside"
+        " them run those that --impls names [the preset's, else all exact ones]."
     ),
 )
 def sweep(**options: Any) -> None:

@@ -12,10 +12,12 @@ from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.execution.supervision import Death
 from attnbench.planning.battery import battery, by_coverage, small
-from attnbench.planning.plan import chosen, named
-from attnbench.schema.check import CheckResult
+from attnbench.planning.plan import Axes, chosen, expand, named
+from attnbench.schema.check import CheckResult, Item
 from attnbench.schema.messages import CheckItem, ItemChecked
 from attnbench.schema.record import Cell
+
+_COMPILED = 24  # checks of what compiles, unless all are asked for
 
 
 def run_checks(
@@ -28,15 +30,17 @@ def run_checks(
     full: bool = False,
     threads: int | None = None,
     timeout_s: float = 60.0,
-    compiling_s: float = 60.0,
+    compiling_s: float = 120.0,
+    axes: Axes | None = None,
 ) -> Events[list[CheckResult]]:
     """Check the named implementations; those of the user's files if any, else all, by default.
 
     Small tensors gain nothing from several threads, which beside other work wait for each other.
     Those that compile, which takes many seconds a case, take the brief items unless `full`, then
-    others, the most telling first, until `compiling_s` seconds are over; the rest is `left`. Those
-    with parameters are checked with smaller ones, too, in the first dtype. Yields the number of
-    checks, then what the worker is at, and each result as it comes.
+    others, the most telling first, until they are 24 or `compiling_s` seconds are over; the rest is
+    `left`. Those with parameters are checked with smaller ones, too, in the first dtype. With
+    `axes` its cases are checked in place of the battery. Yields the number of checks, then what the
+    worker is at, and each result as it comes.
 
     Raises:
         UsageError: an unknown name or dtype, a file that does not load, a device not there.
@@ -48,11 +52,15 @@ def run_checks(
         catalogue = runner.catalogue()
         rows = {info.name: info for info in catalogue.implementations}
         wanted_names = named(chosen(names or (), runner.own), catalogue) or list(rows)
-        shrunk = (small(rows[name]) for name in wanted_names if name in rows)
+        shrunk = (small(rows[name]) for name in wanted_names if name in rows and axes is None)
         smaller = named(filter(None, shrunk), catalogue)
         wanted_names = list(dict.fromkeys([*wanted_names, *smaller]))
         rows |= {name: rows[base_name(name)] for name in wanted_names}
         items = battery(catalogue.device, dtypes)  # type: ignore[arg-type]
+        if axes is not None:
+            passes = ("forward",) if axes.workload == "decode" else ("both", "forward")
+            axes = axes.having(**{"passes": passes, "dtypes": dtypes} | dict(axes.values))
+            items = [Item(name="as asked", case=case) for case in expand(axes, catalogue.device)]
         compiles = [name for name in wanted_names if rows[name].compiles and not full]
         pairs = [
             (item, name)
@@ -91,8 +99,9 @@ def run_checks(
         for compiled in compiles:
             own = [index for index in wanted if pairs[index][1] == compiled]
             begin = time.monotonic()
-            for place in by_coverage([pairs[index][0] for index in own]):
-                if pairs[own[place]][0].brief or time.monotonic() - begin < compiling_s:
+            for turn, place in enumerate(by_coverage([pairs[index][0] for index in own])):
+                more = turn < _COMPILED and time.monotonic() - begin < compiling_s
+                if pairs[own[place]][0].brief or more:
                     yield from ask([own[place]])
                 else:
                     yield result(own[place], "left", None, {})

@@ -19,8 +19,8 @@ from attnbench.theory.caches import cache_of
 
 # What a check draws otherwise than others, in words, by the field of `Item.draw`.
 _DRAWN = {
-    "query_amplitude": "with q × {:g}", "gradient": "with {} gradients of o",
-    "without_gradient": "without a gradient of {}",
+    "query_amplitude": "with large scores (q × {:g})", "gradient": "with {} gradients of o",
+    "without_gradient": "without a gradient of {}", "strided": "with {} strided alone",
 }  # fmt: skip
 
 
@@ -36,19 +36,24 @@ def features(item: Item) -> dict[str, bool]:
     }
     row, sizes = case.to_json(), {"S": keys, "L": queries, "D": dims, "V": case.value_dim}
     return drawn | {
+        "with large scores": "query_amplitude" in item.draw,
+        "without some gradients": "without_gradient" in item.draw,
         f"with {case.position.name}": kind != "none",
         "with a position bias": kind == "bias",
         "with rotary positions": kind == "rotary",
         "with a scale of its own": case.scale is not None,
+        f"with scale {case.scale}": case.scale is not None,
         f"with {case.layout} inputs": case.layout != "BHLD",
+        **{f"with {name} strided": case.layout != "BHLD" or name in item.draw.get("strided", "")
+           for name in "qkv"},
         "where the cache holds more than one page": decoding
         and tokens > cache_of(case)[1].get("page", tokens),
         f"with cache {case.cache}": case.cache is not None,
         f"with projection {case.projection}": case.projection is not None,
         case.mask.name: not case.unmasked,
         "unmasked": case.unmasked,
-        f"in {case.dtype}": True,
-        "in half precision": case.element_bytes == 2,
+        f"in {case.dtype}": case.workload == "attention",  # the others have the first alone
+        "in half precision": case.workload == "attention" and case.element_bytes == 2,
         "with gradients": case.needs_grad,
         "forward": not case.needs_grad,
         "grouped heads": share > 1,
@@ -71,6 +76,7 @@ def features(item: Item) -> dict[str, bool]:
         **{f"{name} not a multiple of {unit}": size % unit > 0
            for unit in (16, 64) for name, size in sizes.items()},
         "D > 64": dims > 64,
+        "D > 128": dims > 128,
     }  # fmt: skip
 
 
@@ -80,6 +86,7 @@ _FACTORS: dict[str, Callable[[Case], float]] = {
     "1/sqrt(D)": lambda case: case.head_dim**-0.5,
     "H/G": lambda case: case.heads / case.kv_heads,
     "G/H": lambda case: case.kv_heads / case.heads,
+    "sqrt(D/V)": lambda case: (case.head_dim / case.value_dim) ** 0.5,
     "S": lambda case: float(case.kv_len),
     "1/S": lambda case: 1 / case.kv_len,
     "log2(e)": lambda case: math.log2(math.e),
@@ -94,14 +101,17 @@ _Kind = tuple[str | None, list[CheckResult]]  # what explains the results, and t
 def failures(results: Sequence[CheckResult]) -> list[Failure]:
     """Every kind of failure, by implementation; a failed check is in one, at most.
 
-    Of what is random nothing else is said: whatever else fails may be chance.
+    Where most failures are random nothing else is said: whatever else fails may be chance.
     """
     found = []
     for impl in dict.fromkeys(result.impl for result in results):
         own = [result for result in results if result.impl == impl]
         passed = [result.item for result in own if result.status == "ok"]
-        kinds = _kinds([result for result in own if result.failed])
-        kinds = [kind for kind in kinds if kind[1][0].code in _CHANCE] or sorted(kinds, key=_order)
+        failed = [result for result in own if result.failed]
+        kinds = sorted(_kinds(failed), key=_order)
+        chance = [kind for kind in kinds if kind[1][0].code in _CHANCE]
+        if 2 * sum(len(results) for _, results in chance) > len(failed):
+            kinds = chance
         found += [_failure(impl, explained, kind, passed) for explained, kind in kinds]
     return found
 
@@ -149,7 +159,7 @@ def _failure(
     failed = [result.item for result in results]
     properties = "property" in failed[0].draw  # of which other cases are tried
     passed = [item for item in passed if ("property" in item.draw) == properties]
-    named, (matching, alike) = pattern(failed, passed)
+    named, alike = pattern(failed, passed)
     figure = explained if explained in ("ratio", "scale-factor") else ""
     off = [(r.item.case, r.fault[figure]) for r in results if figure in r.fault]
     ratios = [ratio for _, ratio in off]
@@ -163,38 +173,33 @@ def _failure(
         explained=explained,
         results=ordered,
         pattern=named,
-        matching=matching,
         passed_alike=alike,
         ratios=(min(ratios), max(ratios)) if ratios else None,
         factors=tuple(factors),
     )
 
 
-def pattern(
-    failed: Sequence[Item], passed: Sequence[Item]
-) -> tuple[tuple[str, ...], tuple[int, int]]:
-    """The one or two features that best tell failed items from passed ones; how many of each match.
+def pattern(failed: Sequence[Item], passed: Sequence[Item]) -> tuple[tuple[str, ...], int]:
+    """The one or two features of all failed items that fewest passed ones have; how many have them.
 
-    By Fisher's exact test: the probability of such a table if it is chance which fail, times the
-    number of features for each that is named, as it was sought among so many. Nothing is named
-    where that is above 5 %, except one feature that all failed items have and no other.
+    With it another that tells the same items, of another kind (it shares no word). Nothing is named
+    that more than 5 % of the passed items have; nor what may be chance by Fisher's exact test, the
+    number of features counted for each that is named, except what just the failed items have.
     """
     every = [features(item) for item in (*failed, *passed)]
-    names = dict.fromkeys(name for has in every[: len(failed)] for name in has if has[name])
+    names = [n for n in every[0] if all(has.get(n) for has in every[: len(failed)])]
     having = {n: sum(1 << i for i, has in enumerate(every) if has.get(n)) for n in names}
-    fails, limit = (1 << len(failed)) - 1, math.log(0.05)
     tables = math.comb(len(every), len(failed))
-    best, matching, least = tuple[str, ...](), (len(failed), len(passed)), limit
+    best, alike = tuple[str, ...](), len(passed)
     for rule in (*combinations(having, 1), *combinations(having, 2)):
         those = having[rule[0]] & having[rule[-1]]
-        wrong, right = (those & fails).bit_count(), (those & ~fails).bit_count()
-        if wrong * len(passed) <= right * len(failed):
-            continue  # of those that passed no smaller share
-        others = len(every) - wrong - right, len(failed) - wrong
-        alike = math.comb(wrong + right, wrong) * math.comb(*others) * len(names) ** len(rule)
-        chance = math.log(alike) - math.log(tables)
-        if len(rule) == 1 and (wrong, right) == (len(failed), 0) and tables >= _RARE:
-            chance = min(chance, limit - 1)
-        if chance < least:
-            best, matching, least = rule, (wrong, right), chance
-    return best, matching
+        right = those.bit_count() - len(failed)
+        chance = math.comb(len(failed) + right, len(failed)) * len(names) ** len(rule) / tables
+        telling = chance < 0.05 or (len(rule) == 1 and not right and tables >= _RARE)
+        if right < alike and right <= 0.05 * len(passed) and telling:
+            best, alike = rule, right
+    if len(best) == 1:
+        own = set(best[0].split()) - {"with"}
+        same = [n for n in having if having[n] == having[best[0]] and not own & set(n.split())]
+        best = (" or ".join([*best, *same[:1]]),)
+    return best, alike

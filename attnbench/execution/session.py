@@ -21,6 +21,7 @@ from attnbench.execution import merging
 from attnbench.execution.events import Events, Planned, Starting, Warned
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import Executor, LocalRunner
+from attnbench.machine.host import same_machine
 from attnbench.planning.forecast import Forecast, balanced
 from attnbench.planning.plan import (
     Axes,
@@ -298,14 +299,14 @@ _LEARNED_FROM = 5  # of the runs of a machine the latest
 def _forecast(
     plan: Plan, runner: Executor, environment: Facts, output: Path, limit_s: float | None
 ) -> Forecast:
-    """What is known of how long cells take here, from earlier runs in the same folder."""
+    """What is known of how long cells take on a machine like this, from runs in the same folder."""
     timing = runner.settings.min_time_s, runner.settings.max_time_s
     forecast = Forecast(timing, limit_s=limit_s)
     forecast.needs, forecast.free = runner.needs([c for job in plan.jobs for c in job.cells()])
-    name, alike = environment.get("device_name"), list[Path]()
+    alike = list[Path]()
     for folder in RunFolder.all_in(SWEEP, output):
         with contextlib.suppress(StoreError):  # damaged: it is not what was asked about
-            if (load_info(folder.path).get("environment") or {}).get("device_name") == name:
+            if same_machine(load_info(folder.path).get("environment") or {}, environment):
                 alike.append(folder.path)
     for path in alike[-_LEARNED_FROM:]:
         with contextlib.suppress(StoreError):

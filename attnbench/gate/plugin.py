@@ -6,6 +6,7 @@ option is given.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from attnbench.gate.decide.outcome import Outcome
+    from attnbench.gate.decide.outcome import Outcome, Row
 
 # How a verdict reads among the outcomes of tests: what is open must not look like a pass.
 _OUTCOMES = {"ok": "passed", "improved": "passed", "not comparable": "skipped"}
@@ -31,11 +32,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
             "Compare the working tree with this branch, tag or commit: tests that use the fixture"
             " benchmark are timed in both, interleaved.",
         ),
-        ("threshold", "SHARE", "10%", "The slowdown to be found, such as 5% [10%]."),
+        ("threshold", "SHARE", "10%", "The slowdown to be found, such as 5%% [10%%]."),
         ("budget", "TIME", "5m", "Wall time, such as 90s, after which no round begins [5m]."),
         ("output", "DIR", "results", "The folder in which each run gets one of its own [results]."),
     ):  # fmt: skip
         group.addoption(f"--attnbench-{name}", metavar=metavar, default=default, help=words)
+    words = "Exit 1 if a test that the base has is missing in the working tree."
+    group.addoption("--attnbench-fail-removed", action="store_true", help=words)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -83,14 +86,28 @@ class _Gate:
         except AttnbenchError as err:  # what the user can act on: one line
             base = self._config.getoption("attnbench_gate")
             raise pytest.UsageError(f"--attnbench-gate {base}: {err}") from err
-        for item, row in zip(session.items, self._outcome.rows, strict=True):
-            why = f"{row.verdict}: {row.reason}"
+        session.testscollected = len(self._outcome.rows)  # of which pytest shows a share
+        places = {item.nodeid: item.location for item in session.items}
+        for row in self._outcome.rows:
+            test = row.cell.impl
+            file, _, name = test.partition("::")
+            place, why = places.get(test, (file, None, name)), self._why(row)
             outcome: Any = _OUTCOMES.get(row.verdict, "failed")
-            longrepr: Any = {"failed": why, "skipped": (str(item.path), None, why)}.get(outcome)
-            report = pytest.TestReport(item.nodeid, item.location, {}, outcome, longrepr, "call")
-            item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-            item.ihook.pytest_runtest_logreport(report=report)
+            if test not in places and self._config.getoption("attnbench_fail_removed"):
+                outcome = "failed"
+            longrepr: Any = {"failed": why, "skipped": (place[0], None, why)}.get(outcome)
+            report = pytest.TestReport(test, place, {}, outcome, longrepr, "call")
+            self._config.hook.pytest_runtest_logstart(nodeid=test, location=place)
+            self._config.hook.pytest_runtest_logreport(report=report)
         return True
+
+    def _why(self, row: Row) -> str:
+        """A verdict with its figures, which come first: pytest's summary cuts what is long."""
+        from attnbench.report.documents.gate import finding
+        from attnbench.report.render import written
+
+        figures = written.figures(finding("", row))
+        return f"{figures}{', ' * bool(figures)}{row.verdict}: {row.reason}"
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """End as the gate does."""
@@ -103,7 +120,8 @@ class _Gate:
             return
         from rich.console import Console
 
-        width = self._writer.fullwidth if terminalreporter.isatty else 10_000
+        wrapped = terminalreporter.isatty or "COLUMNS" in os.environ
+        width = self._writer.fullwidth if wrapped else 10_000
         to = Console(width=width, force_terminal=self._writer.hasmarkup, highlight=False)
         self._writer.sep("=", "attnbench gate")
         self._writer.write(self._table(to))
@@ -135,6 +153,7 @@ class _Gate:
         promises = {
             "threshold": parse_share(asked("attnbench_threshold"), "--attnbench-threshold"),
             "budget_s": parse_duration(asked("attnbench_budget"), "--attnbench-budget"),
+            "fail_removed": asked("attnbench_fail_removed"),
         }
         names = tuple(file.relative_to(root).as_posix() for file in files)
         watched = Watched(files=names, sweeps=(), base=asked("attnbench_gate"), promises=promises)

@@ -29,7 +29,7 @@ class VariantConfig(Struct, Generic[CellT], frozen=True, kw_only=True):
     """The first message to the process of a variant: its code imports nothing of `other_root`.
 
     `cpu` is what it is pinned to. Where cells are tests, they are those of `suite`, and `files`
-    those that hold them.
+    those that hold them; `listing` asks for all that the command line selects in this version.
     """
 
     files: tuple[str, ...]
@@ -41,6 +41,7 @@ class VariantConfig(Struct, Generic[CellT], frozen=True, kw_only=True):
     seed: int
     cpu: int | None
     suite: Suite | None = None
+    listing: bool = False
 
 
 class Preparing(Struct, frozen=True, tag=True):
@@ -57,10 +58,11 @@ class CellFailed(Struct, frozen=True, tag=True):
 
 
 class Prepared(Struct, frozen=True, tag=True):
-    """All cells are warm, but for those that failed; and what the loaded files hold."""
+    """All cells are warm, but for those that failed; what the loaded files hold; tests by id."""
 
     failures: dict[int, CellFailed]
     digests: dict[str, str]
+    tests: tuple[str, ...] = ()
 
 
 class Refused(Struct, frozen=True, tag=True):

@@ -19,6 +19,8 @@ from typing import Any, Literal, TypeVar
 
 import psutil
 
+from attnbench.base.units import size
+
 ROOT = Path("/")
 T = TypeVar("T")
 
@@ -53,6 +55,19 @@ def facts(root: Path = ROOT) -> dict[str, Any]:
         "on_battery": _known(lambda: _DRAINED.get(psutil.sensors_battery().power_plugged)),
         "thread_env": thread_env(),
     }
+
+
+# What tells machines apart; of other facts of the environment one machine has several.
+_MACHINE = ("device", "device_name", "cores", "memory_bytes", "caches", "cpu_capability", "node")
+
+
+def same_machine(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether two environments are of machines that are alike, as far as both are known."""
+    both = {n: (a[n], b[n]) for n in _MACHINE if None not in (a.get(n), b.get(n))}
+    # A virtual machine's memory differs by pages from boot to boot.
+    return "device_name" in both and all(
+        x == y or (name == "memory_bytes" and size(x) == size(y)) for name, (x, y) in both.items()
+    )
 
 
 def cell_facts(root: Path = ROOT) -> dict[str, Any]:

@@ -37,6 +37,8 @@ from attnbench.measure.watch import Watch, collector_off
 # what a batch finds there from its second call on; a longer call refills any cache by itself.
 REWARM_BELOW_US = 20_000.0
 MOST_IN_VAIN = 10
+# Some kernels still choose among variants in their first calls: with those of the check, 16.
+SETTLED_CALLS = 12
 # Samples that are discarded: at most this share of those that count, and a few more. What is
 # disturbed beyond that is kept, and counted.
 RETAKE_SHARE = 0.5
@@ -227,7 +229,8 @@ class Measurement:
     def _done(self, target: Target) -> bool:
         """The rule decides; but nothing waits for ever for samples that count."""
         if self.rule.done(target.fastest_us, target.spent_s):
-            return True
+            calls = target.calls * target.batches * len(target.samples)
+            return calls >= SETTLED_CALLS or self.rule.out_of_patience(target.spent_s)
         if target.spent_s < self.rule.max_time_s:
             return False
         codes = [sample.discard_code for sample in target.samples]

@@ -173,6 +173,24 @@ def compile_activity() -> int:
     return counted
 
 
+def graphs_compiled() -> int:
+    """How many graphs dynamo has compiled in this process so far."""
+    with contextlib.suppress(Exception):
+        stats = cast(Any, sys.modules["torch._dynamo.utils"]).counters["stats"]
+        return int(stats["unique_graphs"])
+    return 0
+
+
+def forget_compiled() -> None:
+    """Begin as in a fresh process, if dynamo is loaded.
+
+    After 8 shapes of a function it runs the source, and from the second shape on code for any: what
+    ran would depend on what was timed before.
+    """
+    with contextlib.suppress(Exception):
+        cast(Any, sys.modules["torch._dynamo"]).reset()
+
+
 # A batch lasts at least this long, and this many times what the clock can tell.
 MIN_BATCH_US = 1000.0
 MIN_TICKS = 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -83,9 +84,8 @@ def draw_for_paper(
         table.selected(of[of["impl"].isin(wanted)], where, None) for of in (cells, costs)
     )
     if cells.empty:
-        raise UsageError(
-            f"no cell fits --where {where!r:.80}; columns: attnbench export {run.run_id}"
-        )
+        export = f"attnbench export {shlex.quote(str(run.path))}"
+        raise UsageError(f"no cell fits --where {where!r:.80}; columns: {export}")
     found = [*sketches(cells, costs, crossovers(run, baseline))]
     had = dict.fromkeys(sketch.kind.name for sketch in found)
     for name in (name for name in names if name not in had):

@@ -53,7 +53,7 @@ class Failure:
     """One way in which one implementation fails: the simplest check that shows it comes first.
 
     `explained` is the code of what explains its fault (see `worker.fault`). `pattern` are features
-    that `matching` of the failed checks have, and `passed_alike` of those that passed. Where
+    that all of the failed checks have, and `passed_alike` of those that passed. Where
     results or scores are off by one factor, `ratios` are its least and its largest value, and
     `factors` what it may be.
     """
@@ -62,7 +62,6 @@ class Failure:
     explained: str | None
     results: tuple[CheckResult, ...]
     pattern: tuple[str, ...]
-    matching: int
     passed_alike: int
     ratios: tuple[float, float] | None = None
     factors: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from attnbench.base.parameters import Parameter, base_name, read_name
 from attnbench.base.registry import Registry
+from attnbench.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +117,7 @@ for _name, _kind in {
     "padding": MaskKind(
         doc="padding:300+512: batch items of these lengths in turn, the other keys are padding",
         make=lambda lengths: Mask(lengths=lengths),
-        parameters={"lengths": Parameter(many=True)},
+        parameters={"lengths": Parameter(many=True, least=0)},
     ),
 }.items():
     MASKS.add(_name, _kind)
@@ -130,4 +131,6 @@ def parse_mask(text: str) -> Mask:
         UsageError: unknown mask, or a parameter that is missing or out of range.
     """
     name, kind, values = read_name(text, MASKS)
+    if values.get("lengths") and not any(values["lengths"]):  # type: ignore[arg-type]
+        raise UsageError(f"mask '{text}' leaves no key to anyone; give one length of 1 or more")
     return replace(kind.make(**values), text=name)

@@ -198,5 +198,5 @@ def read_profile(path: Path) -> Profile:
     """
     file = path / FILE if path.is_dir() else path
     whose = f", or not a profile of schema {SCHEMA}"
-    with reading(file, whose, "; make one with: attnbench profile"):
+    with reading(file, whose, "; make one with: attnbench profile IMPL"):
         return decode(unsealed(read(file)), Profile)

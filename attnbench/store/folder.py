@@ -54,8 +54,10 @@ GATE = Kind(
     prefix="gate-", ignored=True,
     replay="the rounds so far are kept; decide from them: attnbench gate --replay",
 )  # fmt: skip
-PROFILE = Kind(noun="profile", command="attnbench profile", file="profile.json", prefix="profile-")
-COMPARISON = Kind(noun="comparison", command="attnbench compare", file="compare.html")
+PROFILE = Kind(
+    noun="profile", command="attnbench profile IMPL", file="profile.json", prefix="profile-"
+)
+COMPARISON = Kind(noun="comparison", command="attnbench compare A B", file="compare.html")
 
 
 class RunFolder(contextlib.AbstractContextManager["RunFolder"]):

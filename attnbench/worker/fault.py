@@ -30,7 +30,7 @@ from attnbench.worker.reference import (
     judge_one,
     plain_attention,
 )
-from attnbench.worker.variants import reads, scores_of, variants
+from attnbench.worker.variants import PARTS, bare_scores, reads, scores_of, variants
 from attnbench.worker.workloads import WORKLOADS
 
 _AXES = {4: ("batch", "head", "query", "dim"), 3: ("batch", "token", "dim"), 2: ("row", "column")}
@@ -38,6 +38,8 @@ _ROWS = 6  # that lost keys and factors on scores are looked for in
 _PAIRS = 1 << 19  # batch x heads x queries x keys up to which whole outputs are tried
 _COARSER = {"float64": ("float32", "bfloat16", "float16"), "float32": ("bfloat16", "float16"),
             "float16": ("bfloat16",), "bfloat16": ()}  # fmt: skip
+_EVEN = 12.0  # the error of the worst row, in that of the median row, up to which rows are alike
+_HALF_MAX, _EXP_MAX = 65_504, math.log(torch.finfo(torch.float32).max)
 _ALIKE, _ROUNDING = 4.0, 20.0  # times the baseline error in a coarser dtype, and in its own
 
 Near = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], bool]
@@ -122,11 +124,11 @@ def _why(
         return off <= min(error, Size.of(got).rms) / 4 and off <= max(4 * allowed.rms, error / 50)
 
     finite, attention = got.isfinite().all(-1), case.workload == "attention"
-    if attention and name == "o" and not finite.all():
-        admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
-        if bool((finite == admitted.any(-1)).all()):
-            return {"explained": ["rows-without-keys"]}
-    small = case.batch * case.heads * case.seq_len * case.kv_len <= _PAIRS
+    if attention and name in ("o", "dq"):
+        off = finite if not finite.all() else (got - value).abs().amax(-1) <= allowed.max
+        if code := _where_rows(case, tensors, ~off, finite=bool(finite.all())):
+            return {"explained": [code]}
+    small = _pairs(case) <= _PAIRS
     core, codes, figures = core_of(impl), list[str](), dict[str, Any]()
     if name == "o" and small and case.workload != "recurrent" and finite.any():
         for code, o in _tried(case, tensors, before or {}, core):
@@ -148,13 +150,61 @@ def _why(
     by_row = (each / square.sum(-1, keepdim=True)).nan_to_num(0)
     if attention and name == "o" and near(by_row * value, got, value):
         explained["not-normalised"] = None
+        if keys := _zero_keys(case, tensors, by_row):
+            explained, figures = {"zero-keys": None}, {"zero-keys": keys}
     if explained:
         return {"explained": list(explained), **figures}
     if not attention or not small:
         return {"explained": None if finite.all() else []}
     if got[..., 0].numel() == 1:  # of a single row any story can be told
         return {"explained": None}
+    by_row = (got - value).square().mean(-1).sqrt()
+    if by_row.max() > _EVEN * by_row.median():
+        return {"explained": []}  # rounding is about alike in all rows
     return _as_coarse(case, tensors, name, Size.of(got - value).rms, value, core)
+
+
+def _pairs(case: Case) -> int:
+    return case.batch * case.heads * case.seq_len * case.kv_len
+
+
+def _where_rows(
+    case: Case, tensors: Tensors, wrong_BHL: torch.Tensor, *, finite: bool
+) -> str | None:
+    """What just those rows have that are wrong, or not finite."""
+    admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
+    admitted = admitted.expand(case.batch, case.heads, -1, -1)
+    seen = admitted.any(-1)
+
+    def are(rows: torch.Tensor) -> bool:
+        return bool(wrong_BHL.any()) and torch.equal(wrong_BHL, rows)
+
+    if are(~seen) or (finite and wrong_BHL.any() and not (wrong_BHL & seen).any()):
+        return "rows-without-keys"
+    if finite:
+        return None
+    for size in PARTS:
+        if are(seen & ~admitted[..., :size].any(-1)):
+            return "hidden-tile"
+    if case.position.encoding.kind == "bias" or _pairs(case) > _PAIRS:
+        return None
+    scores = bare_scores(case, tensors).masked_fill(~admitted, -math.inf)
+    if case.dtype == "float16" and are(scores.amax(-1) / case.softmax_scale > _HALF_MAX):
+        return "half-overflow"
+    return "exp-overflow" if are(scores.amax(-1) > _EXP_MAX) else None
+
+
+def _zero_keys(case: Case, tensors: Tensors, ratio_BHL1: torch.Tensor) -> int | None:
+    """How many keys of score 0 and value 0 would divide each row by what it is off by."""
+    if case.position.encoding.kind == "bias" or _pairs(case) > _PAIRS:
+        return None
+    admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
+    scores = bare_scores(case, tensors).masked_fill(~admitted, -math.inf)
+    count_BHL1 = (1 / ratio_BHL1 - 1) * scores.logsumexp(-1, keepdim=True).exp()
+    # A row that hardly sees them says little of how many they are.
+    counts = count_BHL1[count_BHL1.isfinite() & (ratio_BHL1 < 0.99)]
+    whole = int(counts.median().round()) if len(counts) else 0
+    return whole if whole > 0 and (counts - whole).abs().quantile(0.9) <= 0.1 * whole else None
 
 
 def _tried(

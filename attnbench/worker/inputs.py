@@ -28,8 +28,9 @@ class Draw:
 
     `gradient` is the layout of do: `expanded` along its dims, as `o.sum(-1)` leaves it, or
     `transposed`, rows for columns. What of q, k and v has its letter in `without_gradient` requires
-    none. `local` makes attention what it is in trained models, where approximations hope for it:
-    each query has most of its weight on keys near its own place.
+    none. Those in `strided` have a gap behind each row, and begin at an offset. `local` makes
+    attention what it is in trained models, where approximations hope for it: each query has most of
+    its weight on keys near its own place.
     """
 
     seed: int = 0
@@ -37,6 +38,7 @@ class Draw:
     query_amplitude: float = 1.0
     gradient: Literal["expanded", "transposed"] | None = None
     without_gradient: str = ""
+    strided: str = ""
     local: bool = False
 
 
@@ -74,13 +76,16 @@ def inputs_of(case: Case) -> Tensors:
 
 
 def with_gradients(tensors: Tensors, draw: Draw) -> Tensors:
-    """Such tensors with do in the layout of the draw, and the gradients that it asks for."""
+    """Such tensors, strided and with do as the draw has it, and the gradients that it asks for."""
     found = {}
     for name, x in tensors.items():
         requires_grad, x = x.requires_grad and name not in draw.without_gradient, x.detach()
         if name == "do" and draw.gradient is not None:
             once = x[..., :1].expand_as(x)
             x = once if draw.gradient == "expanded" else x.mT.contiguous().mT
+        elif name in draw.strided:
+            gap = x.new_ones(*x.shape[:-1], _GAP)  # what is read of it can be told
+            x = torch.cat((gap, x), -1)[..., _GAP:]
         found[name] = x.requires_grad_(requires_grad)
     return found
 

@@ -21,7 +21,7 @@ from attnbench.machine import host
 from attnbench.machine.state import settle
 from attnbench.measure.clock import Clock, clock_for
 from attnbench.measure.engine import Measurement
-from attnbench.measure.sampling import StoppingRule, Target
+from attnbench.measure.sampling import StoppingRule, Target, forget_compiled
 from attnbench.measure.sensor import GpuSensor, measure_energy, power_state
 from attnbench.measure.watch import CounterMarks, Reading, Watch, most_slope, speeds
 from attnbench.schema.messages import Measure
@@ -103,6 +103,7 @@ def measure_group(entries: list[Entry], instruments: Instruments, reporter: Repo
 def _measure_together(entries: list[Entry], instruments: Instruments, reporter: Reporter) -> None:
     host.return_freed_memory()
     torch.cuda.empty_cache()
+    forget_compiled()
     group = secrets.token_hex(4)  # records with the same one were interleaved: their rounds pair
     trials: dict[str, Trial] = {}
     indices: dict[str, int] = {}

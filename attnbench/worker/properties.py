@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.autograd.gradcheck import GradcheckError
 
-from attnbench.api import Implementation, implementation
+from attnbench.api import Implementation, dense_mask, implementation
 from attnbench.base.parameters import Values, base_name, shown
 from attnbench.base.registry import Registry
 from attnbench.schema.case import Case
@@ -26,6 +26,7 @@ from attnbench.worker.workloads import WORKLOADS
 
 Property = Callable[[Case, Implementation, Tensors], None]
 PROPERTIES: Registry[Property] = Registry("property")
+HIDDEN_NAN = "hidden-may-be-nan"
 
 
 def output(case: Case, impl: Implementation, tensors: Tensors) -> torch.Tensor:
@@ -77,6 +78,22 @@ def apart(case: Case, impl: Implementation, tensors: Tensors) -> None:
                 part.copy_(_redrawn(part))
     after, heads = output(case, impl, tensors), case.heads // case.kv_heads
     same(after[1:, heads:], before[1:, heads:], "another batch item or head shows")
+
+
+def hidden_nan(case: Case, impl: Implementation, tensors: Tensors) -> None:
+    """NaN in keys and values that a query does not see does not reach its output.
+
+    With most kernels it does, as 0 x NaN is NaN: it is wrong where `hidden_may_be_nan` is declared.
+    """
+    if impl.definition is not None:
+        return
+    before, first = output(case, impl, tensors), case.kv_len * 11 // 12
+    admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
+    apart = ~admitted[..., first:].any(-1).expand(case.batch, case.heads, -1)
+    with torch.no_grad():
+        for name in "kv":
+            tensors[name][:, :, first:] = torch.nan
+    same(output(case, impl, tensors)[apart], before[apart], "NaN in keys that are hidden shows")
 
 
 def any_order(case: Case, impl: Implementation, tensors: Tensors) -> None:
@@ -142,6 +159,7 @@ def gradients(case: Case, impl: Implementation, tensors: Tensors) -> None:
 for _name, _property in {
     "no-look-ahead": no_look_ahead,
     "batch-and-heads-apart": apart,
+    HIDDEN_NAN: hidden_nan,
     "any-order-of-keys": any_order,
     "any-block-size": any_blocks,
     "exact-in-its-limit": exact_in_its_limit,

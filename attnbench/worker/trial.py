@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import re
 import time
@@ -19,6 +20,7 @@ from attnbench.base.units import size
 from attnbench.machine.state import beyond_repair, restore_clocks, settle
 from attnbench.measure import probes
 from attnbench.measure.clock import CaptureError
+from attnbench.measure.sampling import graphs_compiled
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record, Sample, Status
 from attnbench.theory.costs import OPAQUE_FORMULAS
@@ -90,6 +92,7 @@ class Trial:
     _first_inputs: Tensors | None = None
     _firsts: dict[str, torch.Tensor] = field(default_factory=dict)
     _why_not_counted: str | None = None
+    _graphs: int = 0  # that dynamo had compiled before this was built
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -153,6 +156,7 @@ class Trial:
     def build(self) -> None:
         """Build the core and prepare what is not timed; measures the bytes it holds on to."""
         workload = WORKLOADS.get(self.case.workload)
+        self._graphs = graphs_compiled()
 
         def bind() -> Bound:
             begin = time.perf_counter()
@@ -222,6 +226,8 @@ class Trial:
             result = poisoned_call()
         if first and self.impl.compiles:
             self.metrics["compile_s"] += self.last_call_s
+            if graphs := graphs_compiled():
+                self.metrics["compiled"] = "yes" if graphs > self._graphs else "no"
         outputs, differing = bound.named(result), None
         if first and (self.checks_alone or self.last_call_s < _TWICE_S):
             torch.rand(1, device=self.case.device)  # random numbers began anew after the first call
@@ -240,6 +246,9 @@ class Trial:
             self.metrics["fault"] = differing.fault
         elif self.checks_alone:
             self._look_into(outputs, reference, wrong=found.reason is not None)
+        elif found.reason and not differing:
+            fault = fault_of(self.case, self.tensors, outputs, reference, None, self.impl)
+            self.metrics["fault"] = json.dumps(fault)
         with torch.no_grad():
             for x in leaves(result):
                 if x.untyped_storage().data_ptr() not in inputs and x.is_floating_point():

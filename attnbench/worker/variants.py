@@ -33,11 +33,12 @@ _BOUNDS = {
     "prefix": ("prefix-longer", "prefix-shorter", "prefix-ignored"),
 }
 _BASES = (100.0, 1e3, 1e4, 5e5, 1e6)  # of rotary encodings
-_PARTS = (16, 32, 64, 128, 256, 512)  # keys of a block, or of a part of split keys
+PARTS = (16, 32, 64, 128, 256, 512)  # keys of a block, or of a part of split keys
 # Whose maxima the exponents of the parts' numerators and denominators are relative to; "each" part
 # is divided by its own denominator.
 _RELATIVE = (("part", "part"), ("running", "running"), ("all", "part"), ("all", "running"),
              ("part", "all"), ("running", "all"), ("part", "each"))  # fmt: skip
+_CAPS = (15.0, 20.0, 30.0, 50.0)  # of scores, by tanh, in models that have one
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -66,7 +67,11 @@ def variants(
     for code, group_H in (("heads-tiled", tiled), ("first-head", first)):
         yield code, of("kv", operator.itemgetter((slice(None), group_H)), kv_heads=case.heads)
     for names in ("q", "k", "v", "kv", "qkv"):
-        yield f"layout-strides:{names}", of(names, _dense)
+        yield f"strides-{names}", of(names, _dense)
+        yield (
+            f"strides-{names}:BLHD",
+            of(names, lambda x: _dense(x.transpose(1, 2)).transpose(1, 2)),
+        )
         if before:
             yield f"kept-{names}", of(names, torch.clone, before)
     if case.seq_len % case.kv_len == 0:
@@ -85,8 +90,13 @@ def variants(
             yield f"rope-base:{base:g}", of(position=replace(case.position, values=values))
         yield "rope-twice", of("qk", lambda x: rotated_last(x, case.position, case.kv_len))
     if core is plain_attention:
+        if case.position.encoding.kind != "bias":
+            for cap in _CAPS:
+                yield f"soft-cap:{cap}", partial(_of_scores, case, tensors, cap=cap)
+            if case.unmasked:
+                yield "softmax-over-queries", partial(_of_scores, case, tensors, axis=-2)
         scores = functools.cache(lambda: scores_of(case, tensors))
-        parts = {str(n): n for n in _PARTS} | {f"1/{n}": -(-case.kv_len // n) for n in (2, 3, 4, 8)}
+        parts = {str(n): n for n in PARTS} | {f"1/{n}": -(-case.kv_len // n) for n in (2, 3, 4, 8)}
         for name, size in parts.items():
             for how in _RELATIVE if size < case.kv_len else ():
                 joined = partial(_joined, case, tensors, scores, size, how)
@@ -134,6 +144,24 @@ def _other_layout(case: Case, x: torch.Tensor) -> torch.Tensor:
     sides = (2, pairs) if encoding.layout == "neighbours" else (pairs, 2)
     dims = torch.arange(case.head_dim, device=x.device)
     return x[..., torch.cat((dims[: 2 * pairs].view(sides).mT.flatten(), dims[2 * pairs :]))]
+
+
+def bare_scores(case: Case, tensors: Tensors) -> torch.Tensor:
+    """Scaled scores (B, H, L, S) of all pairs, less what a position adds to them."""
+    q_BHLD, k_BGSD = (
+        rotated_last(tensors[name].detach().double(), case.position, case.kv_len) for name in "qk"
+    )
+    k_BHSD = k_BGSD.repeat_interleave(case.heads // case.kv_heads, 1)
+    return case.softmax_scale * (q_BHLD @ k_BHSD.mT)
+
+
+def _of_scores(case: Case, tensors: Tensors, cap: float = 0.0, axis: int = -1) -> torch.Tensor:
+    """o_BHLV of scores that are capped, or whose softmax is along another axis."""
+    v_BHSV = tensors["v"].detach().double().repeat_interleave(case.heads // case.kv_heads, 1)
+    scores = bare_scores(case, tensors)
+    scores = cap * (scores / cap).tanh() if cap else scores
+    admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
+    return scores.masked_fill(~admitted, -math.inf).softmax(axis).nan_to_num(0) @ v_BHSV
 
 
 def scores_of(case: Case, tensors: Tensors) -> torch.Tensor:

@@ -254,7 +254,7 @@ def online_not_rescaled(case):
     return online(case, 16, rescale=False)
 
 
-@wrong("not-normalised", "normalis|sum of (the )?(weights|exponentials)|divided", **HALF)
+@wrong("not-normalised", "add up to 1", **HALF)
 def not_normalised(case):
     """exp(s − max)·V without the division by the sum: the epilogue was never written."""
 
@@ -295,7 +295,7 @@ def as_if_contiguous(x: Tensor) -> Tensor:
     return torch.as_strided(x, x.shape, strides, x.storage_offset())
 
 
-@wrong("strides-ignored", "strided|contiguous")
+@wrong("strides-ignored", "as if dense")
 def strides_ignored(case):
     """Addresses are computed from sizes: what a projection leaves, (B, L, H, D), is read askew."""
 

@@ -11,6 +11,7 @@ from attnbench.analysis.apart import spread
 from attnbench.analysis.compare import elsewhere, same
 from attnbench.analysis.compare.sources import Source, read
 from attnbench.errors import UsageError
+from attnbench.machine.host import same_machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ def compare(texts: Sequence[str], output: Path) -> list[Comparison]:
 
 def _compared(first: Source, other: Source, folders: Sequence[Path]) -> Comparison:
     together = across = None
-    if same.same_machine(first, other):
+    if same_machine(first.environment, other.environment):
         together = same.compare(first, other, spread(same.earlier([first, other], folders)))
     else:
         across = elsewhere.compare(first, other)

@@ -17,6 +17,7 @@ from attnbench.analysis.compare.sources import Source, SourceCell, of_entry, of_
 from attnbench.analysis.history.entries import FILE, read_file
 from attnbench.base import units
 from attnbench.errors import AttnbenchError, StoreError
+from attnbench.machine.host import same_machine
 from attnbench.schema.case import Case
 from attnbench.store.folder import SWEEP, RunFolder
 from attnbench.store.runs import load_info, load_run
@@ -33,7 +34,6 @@ FREEDOM = 8
 LEAST_SHIFT = math.log(1.01)  # a shift of all cells below this is not worth a verdict
 UNEQUAL = 0.3  # what a neighbour adds to the time of a group differs by so much from cell to cell
 MOST_RUNS = 20  # of history: the latest
-MACHINE = ("device", "device_name", "cores", "caches", "cpu_capability", "node")
 VOLATILE = ("ceilings", "load_1m")
 HOW = ("allocator", "matmul_precision")  # of a run, beside what each cell was timed by:
 HOW_CELL = ("l2", "timer")
@@ -76,13 +76,6 @@ class Compared:
         """Whether all cells moved together further than runs of equal code do."""
         bound = self.spread.shift_bound
         return bound is not None and abs(self.shift.run) > max(bound, LEAST_SHIFT)
-
-
-def same_machine(a: Source, b: Source) -> bool:
-    """Whether both were measured on one machine, as far as their facts say."""
-    known = [n for n in MACHINE if None not in (a.environment.get(n), b.environment.get(n))]
-    alike = all(a.environment[name] == b.environment[name] for name in known)
-    return "device_name" in known and alike
 
 
 def environment_changes(a: Source, b: Source) -> list[tuple[str, Any, Any]]:
@@ -179,7 +172,8 @@ def earlier(sources: Sequence[Source], folders: Sequence[Path]) -> list[list[Tim
     """
     first = sources[0]
     own = {(source.name, source.created) for source in sources}
-    found = [source for source in _beside(first, folders) if same_machine(source, first)]
+    beside, here = _beside(first, folders), first.environment
+    found = [source for source in beside if same_machine(source.environment, here)]
     found.sort(key=lambda source: source.created or "")
     # A run may lie in a folder and stand in a history.
     once = {(s.name, s.created): s for s in found if _like(s) == _like(first)}
@@ -210,9 +204,7 @@ def _beside(first: Source, folders: Sequence[Path]) -> Iterator[Source]:
             if path.is_file():
                 yield read(str(path), path.parent)
             # Reading the head alone first spares the records of other machines' runs.
-            elif (load_info(path).get("environment") or {}).get("device_name") == (
-                first.environment.get("device_name")
-            ):
+            elif same_machine(load_info(path).get("environment") or {}, first.environment):
                 yield of_run(load_run(path))
         except AttnbenchError:
             continue  # what is damaged is no history; comparing it says why

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -99,7 +100,7 @@ def read(text: str, output: Path) -> Source:
     if found.kind is GATE:
         raise UsageError(
             f"{found.path} is a gate run: it has compared its two versions itself; see it with:"
-            f" attnbench gate --replay {found.path}"
+            f" attnbench gate --replay {shlex.quote(str(found.path))}"
         )
     return of_run(load_run(found.path))
 

@@ -6,6 +6,7 @@ A line takes some 9 kB for 80 cells, so that years of a CI fit into one file.
 from __future__ import annotations
 
 import os
+import shlex
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -145,7 +146,7 @@ def read(folder: Path) -> list[Entry]:
     if not known:
         raise StoreError(
             f"no run in {folder}, neither as a folder nor in {FILE};"
-            f" add one with: attnbench history {folder} --add RUN"
+            f" add one with: attnbench history {shlex.quote(str(folder))} --add RUN"
         )
     return sorted(known.values(), key=lambda entry: (entry.when, entry.run))
 

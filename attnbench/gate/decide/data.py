@@ -34,7 +34,7 @@ class Rules:
     slower by the threshold may pass the screen, and how often its confirmation. `growth`: how
     far counted FLOPs and memory may grow. `screen_rounds`: rounds of all cells; `looks`: after
     how many rounds of its confirmation a cell is decided, at most, each time anew. `budget_s`:
-    wall time after which no round begins.
+    wall time after which no round begins. `fail_removed`: what only the base has is a finding.
 
     Raises:
         UsageError: a value that cannot be right, named by its flag.
@@ -47,6 +47,7 @@ class Rules:
     screen_rounds: Rounds = 8
     looks: Annotated[tuple[Rounds, ...], Meta(min_length=1)] = (8, 12, 16, 24, 32, 48)
     budget_s: float = 300.0
+    fail_removed: bool = False
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.threshold) and 0.001 <= self.threshold <= 1):
@@ -109,7 +110,7 @@ class Version:
 
     `root` is the folder it lies in, `files` the implementation files there (absolute), `ref` what
     was asked for (None: the working tree as it is), `commit` its full id, `dirty` whether
-    uncommitted changes came on top of it. `environment` runs it, or if None this installation.
+    anything came on top of it, `changes` what. `environment` runs it, or if None this installation.
     """
 
     name: VersionName
@@ -118,6 +119,7 @@ class Version:
     ref: str | None = None
     commit: str | None = None
     dirty: bool = False
+    changes: str = ""
     environment: Environment | None = None
 
     @property

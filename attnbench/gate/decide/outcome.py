@@ -54,8 +54,8 @@ class Controls:
     """What the controls of the run showed.
 
     `found` is whether the positive control was (None: no time was compared), in `wins` of
-    `rounds`; at a look at `look` rounds it takes `needed`. `planted_ratio` is the median it was
-    seen with. `null_ratio` is the median of the A/A
+    `rounds` up to the latest look; at that look, at `look` rounds, it takes `needed`.
+    `planted_ratio` is the median it was seen with. `null_ratio` is the median of the A/A
     control over all rounds and cells; `untrusted` why the run cannot be trusted.
     """
 

@@ -109,10 +109,11 @@ class ControlTest:
         )
         looks = self._rules.looks
         at = max(sum(look <= len(planted) for look in looks) - 1, 0)  # the last one, or the first
+        seen = planted[: looks[at]]
         return Controls(
             found=self.found if planted else None,
-            wins=sum(x > self._margin for x in planted),
-            rounds=len(planted),
+            wins=sum(x > self._margin for x in seen),
+            rounds=len(seen),
             look=looks[at],
             needed=boundaries(looks, self._rules.alpha)[at],
             planted_ratio=math.exp(median(planted)) if planted else None,

@@ -107,13 +107,15 @@ def _conclusion(run: GateRun, rows: tuple[Row, ...], controls: Controls) -> tupl
     """The exit code and one sentence: the first of these that holds."""
     of = [row.verdict for row in rows]
     against = tally(of, ("incorrect", "regressed"))
-    if any(map(_is_exact, rows)):  # needs no trust in times
-        left = tally(of, ("not timed",))
-        return ExitCode.FINDING, f"{against}; {left}" if left else against
+    gone = ", ".join(dict.fromkeys(row.cell.impl for row in rows if row.only_in == "base"))
+    removed = f"removed: {gone}" if gone else ""
+    if any(map(_is_exact, rows)) or (removed and run.rules.fail_removed):  # needs no trust in times
+        said = against, tally(of, ("not timed",)), removed
+        return ExitCode.FINDING, "; ".join(filter(None, said))
     if controls.untrusted:
         return ExitCode.ENVIRONMENT, f"the run cannot be trusted: {controls.untrusted}"
     if "regressed" in of:
-        return ExitCode.FINDING, against
+        return ExitCode.FINDING, "; ".join(filter(None, (against, removed)))
     if set(of) <= {"not comparable"}:
         return ExitCode.USAGE, "nothing is comparable"
     if "inconclusive" in of:
@@ -123,7 +125,8 @@ def _conclusion(run: GateRun, rows: tuple[Row, ...], controls: Controls) -> tupl
         control = f"the positive control of {threshold} was not found"
         return ExitCode.INCONCLUSIVE, f"blind: {control}: {missing(run, controls)}"
     words = tally(of, ("ok", "improved", "not comparable"))
-    return ExitCode.OK, f"no regression of {threshold} or more: {words}{_caution(run, rows)}"
+    said = f"no regression of {threshold} or more: {words}", removed, _caution(run)
+    return ExitCode.OK, "; ".join(filter(None, said))
 
 
 def missing(run: GateRun, controls: Controls) -> str:
@@ -143,12 +146,9 @@ def missing(run: GateRun, controls: Controls) -> str:
     return f"{words}; rerun on a quieter machine, or raise --threshold"
 
 
-def _caution(run: GateRun, rows: tuple[Row, ...]) -> str:
-    """What a reader of a green line must know: what is no longer there; a disturbed machine."""
-    words = ""
-    if removed := dict.fromkeys(row.cell.impl for row in rows if row.only_in == "base"):
-        words += f"; removed: {', '.join(removed)}"
+def _caution(run: GateRun) -> str:
+    """What a reader of a green line must know of the machine."""
     if disturbed := sum("counted_despite" in found.facts for found in run.rounds):
         rounds = sum(found.discarded is None for found in run.rounds)
-        words += f"; the machine was disturbed in {disturbed} of the {rounds} rounds that count"
-    return words
+        return f"the machine was disturbed in {disturbed} of the {rounds} rounds that count"
+    return ""

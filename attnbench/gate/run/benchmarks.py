@@ -79,22 +79,32 @@ def check_tests(
 ) -> Events[GateRun]:
     """Run every test once in each version; the run so far, with nothing to warn of.
 
+    Tests that only the base has are listed, and not run.
+
     Raises:
         UsageError: pytest does not start in a version.
     """
     yield from ()
-    checks = check_twice(partial(_outcomes, suite, request, settings), len(suite.tests), 1)
+    selected: dict[VersionName, tuple[str, ...]] = {}  # by the command line
+    run = partial(_outcomes, suite, request, settings, selected)
+    checks = check_twice(run, len(suite.tests), 1)
     environment = {
         "device": "cpu", "threads": request.settings.threads, "attnbench": __version__,
         "python": platform.python_version(), **host.facts(),
     }  # fmt: skip
-    return request.begun(suite.tests, checks, environment, {})
+    absent = Checked(status="absent", reason="there is no such test")
+    left = {cell.impl for cell in suite.tests}.union(selected["candidate"])
+    removed = [Benchmark(impl=test) for test in selected["base"] if test not in left]
+    for number, _ in enumerate(removed, start=len(suite.tests)):
+        checks[number] = {"base": Checked(status="skipped", reason="not run"), "candidate": absent}
+    return request.begun((*suite.tests, *removed), checks, environment, {})
 
 
 def _outcomes(
     suite: protocol.Suite,
     request: GateRequest,
     settings: Mapping[VersionName, Settings],
+    selected: dict[VersionName, tuple[str, ...]],
     name: VersionName,
     numbers: Iterable[int],
 ) -> dict[int, Checked]:
@@ -108,10 +118,13 @@ def _outcomes(
             protocol.VariantConfig,
             cells={number: suite.tests[number] for number in left},
             device="cpu", threads=settings["base"].threads, seed=settings["base"].seed, cpu=None,
+            listing=True,
         )  # fmt: skip
         with TestProcesses(suite, [(name, version, other)], config, settings) as processes:
             try:
-                for number, why in processes.prepared(name).failures.items():
+                prepared = processes.prepared(name)
+                selected[name] = prepared.tests
+                for number, why in prepared.failures.items():
                     status: Any = "absent" if why.code == "unsupported" else why.code
                     found[number] = Checked(status=status, reason=why.reason)
             except ProcessError as err:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from attnbench.base.git import run_git
 from attnbench.base.registry import nearest
 from attnbench.base.signals import ENDING, end, handled
+from attnbench.base.units import counted
 from attnbench.errors import UsageError
 
 _UNSHALLOW = "fetch the rest: git fetch --unshallow (in GitHub's checkout action: fetch-depth: 0)"
@@ -123,9 +124,9 @@ def changes(root: Path, besides: Path | None = None) -> tuple[bool, str]:
     untracked = [root / entry[3:] for entry in entries if entry.startswith("??")]
     tracked = len(entries) - len(untracked)
     others = [path for path in untracked if besides is None or not path.is_relative_to(besides)]
-    if not tracked and not others:
-        return False, ""
-    return bool(tracked), f"files changed: {tracked}, untracked: {len(others)}"
+    words = [f"{counted(tracked, 'file')} changed"] * bool(tracked)
+    words += [f"{counted(len(others), 'file')} untracked"] * bool(others)
+    return bool(tracked), ", ".join(words)
 
 
 def is_committed(folder: Path) -> bool:

@@ -83,7 +83,7 @@ class Comparison:
             threads = 1
         candidate = Version(
             name="candidate", root=str(self.root), commit=self.head, dirty=bool(self.changes),
-            files=tuple(str(self.root / file) for file in files),
+            changes=self.changes, files=tuple(str(self.root / file) for file in files),
         )  # fmt: skip
         base = replace(candidate, name="base")
         if self.base is not None:

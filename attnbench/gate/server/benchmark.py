@@ -75,7 +75,7 @@ class _Serving:
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         """Collect these files, as the command line selects from them, and leave no reports."""
-        config.args = list(self._config.files)
+        self._asked, config.args = config.args, list(self._config.files)
         config.option.attnbench_gate = config.option.xmlpath = None
 
     @pytest.hookimpl(trylast=True)
@@ -120,7 +120,8 @@ class _Serving:
         if config.cpu is not None:
             pin(config.cpu)
         self._sampler = Sampler(config.device, config.threads)
-        self._answer(protocol.Prepared(failures, digests_of_loaded(config.root)))
+        listed = self._selected(session) if config.listing else ()
+        self._answer(protocol.Prepared(failures, digests_of_loaded(config.root), listed))
         ended: dict[int, protocol.CellFailed | None] = {}
         while (request := self._next()) is not None:
             if isinstance(request, protocol.EnterCell):
@@ -147,6 +148,15 @@ class _Serving:
             self._answer(self._sampler.take(request, call, renew))
         self._waiting, self._owing = request, False
         return call()
+
+    def _selected(self, session: pytest.Session) -> tuple[str, ...]:
+        """What the command line selects here, in files, too, that the other version has not."""
+        found = list[Any]()
+        for argument in self._asked:
+            with contextlib.suppress(pytest.UsageError):  # this version has not what it names
+                found += session.perform_collect([argument])
+        used = (x.nodeid for x in found if "benchmark" in getattr(x, "fixturenames", ()))
+        return tuple(dict.fromkeys(used))
 
     def _run(self, item: pytest.Item, session: pytest.Session) -> protocol.CellFailed | None:
         """Run a test to its end, and answer the request that it came to no answer of.

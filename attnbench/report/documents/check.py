@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from attnbench.base.parameters import base_name
 from attnbench.base.units import counted, digits
 from attnbench.errors import ExitCode
 from attnbench.report import document as doc
-from attnbench.schema.check import CheckResult, Failure
+from attnbench.schema.check import CheckResult, Failure, Item
+from attnbench.schema.record import Cell
 from attnbench.theory.traits import case_label
 
 _SENTENCES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -22,18 +24,8 @@ _SUMMARY = {
     "impl": "implementation", "verdict": "verdict", "passed": "passed", "failed": "failed",
     "unsupported": "unsupported", "left": "", "error_ratio": "worst error/allowed", "why": "why",
 }  # fmt: skip
-_EVERY = (
-    "impl",
-    "item",
-    "case_id",
-    "status",
-    "reason",
-    "error_max",
-    "error_rmse",
-    "error_ratio",
-    "deterministic",
-    "reuses_output",
-)
+_EVERY = ("impl", "item", "case_id", "status", "reason", "error_max", "error_rmse", "error_ratio",
+          "deterministic", "reuses_output", "hidden_nan")  # fmt: skip
 
 
 def document(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> doc.Document:
@@ -47,9 +39,7 @@ def document(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> doc.Do
     columns = {n: h for n, h in _SUMMARY.items() if n != "why" or any(row[-1] for row in rows)}
     shown = [row[: len(columns)] for row in rows]
     again = {r.impl: 0 for r in results if r.metrics.get("reuses_output") == "yes"}
-    rounded = {
-        r.impl: 0 for r in results if r.metrics.get("deterministic") == "no" and not r.failed
-    }
+    rounded = [r.impl for r in results if r.metrics.get("deterministic") == "no" and not r.failed]
     each: list[list[doc.Cell]] = [
         [r.impl, r.item.name, r.item.case.case_id, r.status, doc.Value(r.reason),
          *(doc.Value(r.metrics.get(name), "number") for name in _EVERY[5:8]),
@@ -72,7 +62,7 @@ def document(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> doc.Do
                 doc.Text([f"{impl} returns the same memory at each call; reuses_output=True"
                           " declares that" for impl in again], quiet=True),
                 doc.Text([f"{impl}: two calls on equal inputs differ by rounding (atomic sums?)"
-                          for impl in rounded], quiet=True),
+                          for impl in dict.fromkeys(rounded)], quiet=True),
             ]),
             doc.Section("Checks", [doc.Table(columns=dict.fromkeys(_EVERY, ""), rows=each)]),
         ],
@@ -106,7 +96,7 @@ def _failures(kinds: Sequence[Failure], impl: str) -> Iterator[doc.Part]:
         low, high = kind.ratios or (None, None)
         fault = kind.first.fault
         known = doc.numbers({
-            "explained": kind.explained, "checks": len(kind.results), "matching": kind.matching,
+            "explained": kind.explained, "checks": len(kind.results),
             "passed_alike": kind.passed_alike, "pattern": ", ".join(kind.pattern),
             "factors": ", ".join(kind.factors), "ratio_low": low, "ratio_high": high,
             **{name: fault.get(name) for name in ("tensor", "expected", "got", "error", "allowed")},
@@ -119,13 +109,26 @@ def _failures(kinds: Sequence[Failure], impl: str) -> Iterator[doc.Part]:
         yield doc.Text(list(lines(kind)))
 
 
+def of_cell(cell: Cell, fault: Mapping[str, Any]) -> list[str]:
+    """The same of an incorrect cell of a sweep: what explains it, and where it is wrong."""
+    explained = next(iter(fault.get("explained") or ()), None)
+    item = Item(name="", case=cell.case)
+    wrong = CheckResult(
+        item=item, impl=cell.impl, status="incorrect", reason=None, metrics={"fault": fault}
+    )
+    factor = fault.get(explained) if explained in ("ratio", "scale-factor") else None
+    return list(lines(Failure(
+        impl=cell.impl, explained=explained, results=(wrong,), pattern=(), passed_alike=0,
+        ratios=(factor, factor) if factor else None,
+    )))  # fmt: skip
+
+
 def headline(failure: Failure) -> str:
     """What is wrong, in how many checks, and what these have in common."""
     figures = failure.first.fault | _figures(failure)
     what = _SENTENCES["wrong"].get(failure.first.code, failure.first.code).format_map(figures)
     count, alike = len(failure.results), failure.passed_alike
-    some = "only" if failure.matching == count else f"{failure.matching} of them"
-    where = f", {some} {', '.join(failure.pattern)}" if failure.pattern else ""
+    where = f", only {', '.join(failure.pattern)}" if failure.pattern else ""
     passed = f" ({alike}{' such' * bool(failure.pattern)} passed)" if alike else ""
     return f"{what}: {counted(count, 'check')}{where}{passed}"
 
@@ -135,8 +138,12 @@ def lines(failure: Failure) -> Iterator[str]:
     result, fault, code = failure.first, failure.first.fault, failure.first.code
     if failure.explained:
         figures = fault | _figures(failure)
-        yield _SENTENCES["explained"][failure.explained].format_map(figures)
-    yield f"{result.item.name}: {case_label(result.item.case)}"
+        kind, _, names = failure.explained.partition("-")  # kept-kv: it uses k and v
+        if kind not in ("kept", "strides"):
+            kind = failure.explained
+        figures |= {"names": " and ".join(filter(None, (", ".join(names[:-1]), names[-1:])))}
+        yield _SENTENCES["explained"][kind].format_map(figures)
+    yield ": ".join(filter(None, (result.item.name, case_label(result.item.case))))
     if code == "kept-result":
         return  # what is there is the first result, or what the harness overwrote that by
     if "at" in fault:

@@ -227,12 +227,16 @@ def _commands(found: Comparison) -> Iterator[tuple[str, str]]:
     if not any(row.case for row in found.same.rows):  # tests, of pytest-benchmark's
         yield "paired", f"pytest --attnbench-gate {base}"
         return
-    if found.before.code and found.before.code == found.after.code:
+    torch = next(([a, b] for name, a, b in found.environment if name == "torch" and a and b), [])
+    versions = [text for of in torch for text in ("--python", f"torch-{of}/bin/python")]
+    if base != found.after.code and not (torch and base == "REF"):
+        versions += ["--base", base]
+    if not versions:
         return  # there is no other version to hold it against
     sizes = sorted({row.case.seq_len for row in changed if row.case})
     flags = ["--impls", ",".join(dict.fromkeys(row.impl for row in changed))] if changed else []
     flags += ["--seq-lens", ",".join(map(str, sizes))] if changed else []
-    yield "paired", shlex.join(["attnbench", "gate", "--base", base, *flags]) + files
+    yield "paired", shlex.join(["attnbench", "gate", *versions, *flags]) + files
 
 
 def _exact(found: Comparison, names: Mapping[Any, str]) -> Iterator[doc.Finding]:

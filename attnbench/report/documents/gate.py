@@ -111,9 +111,10 @@ def finding(name: str, row: Row) -> doc.Finding:
     figures = {"ratio": doc.Value(row.ratio, "change", low=row.low, high=row.high)}
     if row.wins is not None:
         figures |= {"wins": doc.Value(row.wins), "rounds": doc.Value(row.rounds)}
+    group, _, test = row.cell.impl.partition("::")  # of the node id of a test
     return doc.Finding(
         sign=SIGNS[row.verdict], verdict=row.verdict, subject=name, reason=row.reason,
-        test=(row.cell.impl, case_words(row.cell)), figures=figures, notes=row.notes,
+        test=(group, test or case_words(row.cell)), figures=figures, notes=row.notes,
     )  # fmt: skip
 
 
@@ -214,7 +215,8 @@ def _version(of: Version, other: Version) -> str:
     else:
         words = f"the working tree at {commit}" if commit else f"the files in {of.root}"
     where = f"{of.environment.label}; " if of.environment else ""
-    return f"{where}{words}{', with uncommitted changes' if of.dirty else ''}"
+    changes = of.changes or "with uncommitted changes" * of.dirty
+    return f"{where}{words}{', ' * bool(changes)}{changes}"
 
 
 def _promise(rules: Rules) -> doc.Sentence:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from attnbench.base import units
 from attnbench.errors import ExitCode
 from attnbench.machine import limits
 from attnbench.report import document as doc
+from attnbench.report.documents import check
 from attnbench.report.documents.verify import decisive, laws
 from attnbench.store.runs import Run
 
@@ -32,7 +34,7 @@ INNER = ("seq_len", "kv_len")  # what differs between the cases of one table
 PLOTS = (
     "A colour and a marker stand for one implementation in all figures, a dash pattern for its"
     " cache, projection or parameters; bars are intervals. The first figure of each kind is in"
-    " plots/ as PNG; attnbench report --figure NAME writes any of them for a paper."
+    " plots/ as PNG; any of them for a paper: attnbench report RUN --figure NAME"
 )
 CROSSINGS = (
     "Where one overtakes the other, all else being equal: by interpolation of the ratio of their"
@@ -125,9 +127,9 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> d
     sign: doc.Sign = "bad" if bad else "good" if statuses == {"ok"} else "none"
     where = shlex.quote(str(run.path))
     sections = [
-        doc.Section("Results", list(_results(frame))),
+        doc.Section("Results", list(_results(frame, where))),
         doc.Section("What a step spends", list(_steps(run, frame))),
-        doc.Section("Without a result", list(_failures(frame))),
+        doc.Section("Without a result", list(_failures(run, frame))),
         doc.Section("Suspect times", list(_suspects(frame))),
     ]
     if found:
@@ -217,7 +219,7 @@ def _largest(frame: pd.DataFrame) -> pd.DataFrame:
     return measured[measured["seq_len"] == top].head(SHOWN)
 
 
-def _results(frame: pd.DataFrame) -> Iterator[doc.Part]:
+def _results(frame: pd.DataFrame, where: str) -> Iterator[doc.Part]:
     shown = _largest(frame)
     if shown.empty:
         return
@@ -229,7 +231,7 @@ def _results(frame: pd.DataFrame) -> Iterator[doc.Part]:
         for row in odd[odd["speedup"].notna()].head(3).to_dict("records")
     ]
     if left_out := int((frame["status"] == "ok").sum()) - len(shown):
-        notes.append(f"the largest sizes; {left_out} more rows: attnbench export")
+        notes.append(f"the largest sizes; {left_out} more rows: attnbench export {where}")
     yield doc.Text(notes, quiet=True)
 
 
@@ -289,8 +291,9 @@ def _all_results(frame: pd.DataFrame, where: str) -> Iterator[doc.Section]:
     )
 
 
-def _failures(frame: pd.DataFrame) -> Iterator[doc.Part]:
-    """Cells without a result, gathered by their reason."""
+def _failures(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
+    """Cells without a result by their reason; of each implementation the first wrong in full."""
+    wrong = {r.cell.impl: r for r in reversed(run.records) if r.metrics.get("fault")}
     for _, status, impl, reason, cells, *lengths in table.failures(frame).itertuples():
         at = "–".join(dict.fromkeys(map(str, lengths)))
         yield doc.Finding(
@@ -298,13 +301,18 @@ def _failures(frame: pd.DataFrame) -> Iterator[doc.Part]:
             subject=f"{impl} ({units.counted(int(cells), 'cell')}, n={at})",
             reason=f"{status}: {reason}",
         )  # fmt: skip
+        if status == "incorrect" and (first := wrong.pop(impl, None)):
+            yield doc.Text(check.of_cell(first.cell, json.loads(first.metrics["fault"])))
 
 
 def _suspects(frame: pd.DataFrame) -> Iterator[doc.Part]:
-    names = label_axes(frame)
-    for row in frame[frame["suspect"].notna()].head(MOST_SUSPECTS).to_dict("records"):
+    """Those that cannot be right, marked !, and those whose error has no bound, marked ?."""
+    names, doubtful = label_axes(frame), frame["suspect"].notna() | frame["unsteady"].notna()
+    for row in frame[doubtful].head(MOST_SUSPECTS).to_dict("records"):
         subject = f"{row['impl']} {label(row, names[row['workload']])}"
-        yield doc.Finding(sign="open", verdict="suspect", subject=subject, reason=row["suspect"])
+        known = not units.is_unknown(row["suspect"])
+        verdict, reason = ("suspect", row["suspect"]) if known else ("unsteady", row["notes"])
+        yield doc.Finding(sign="open", verdict=verdict, subject=subject, reason=reason)
 
 
 def _spent(run: Run) -> Iterator[doc.Part]:

@@ -47,9 +47,7 @@ def render(document: Document) -> str:
         if of.sign == "open" and not document.exit_code:
             element = "skipped"  # the run passes all the same
         if element is not None:
-            ends = [x for x in of.figures.values() if x.low is not None]
-            seen = [f"{written.value(x)} ({written.interval(x)})" for x in ends]
-            message = ": ".join(filter(None, [*seen, written.words(of.reason)]))
+            message = ": ".join(filter(None, [written.figures(of), written.words(of.reason)]))
             shown = {"type": written.clean(of.verdict), "message": message}
             ElementTree.SubElement(case, element, shown).text = message
         figures = [

@@ -92,6 +92,12 @@ def verdict(of: doc.Finding) -> str:
     return f"{LOOKS[of.sign].letter} {clean(of.verdict)}"
 
 
+def figures(of: doc.Finding) -> str:
+    """Its figures that have intervals: `+10.6 % (+8.1 … +12.9 %)`."""
+    ends = (x for x in of.figures.values() if x.low is not None)
+    return ": ".join(f"{value(x)} ({interval(x)})" for x in ends)
+
+
 def conclusion(of: doc.Finding) -> str:
     """`✗ failed: 1 regressed`; without a verdict the reason alone."""
     if not of.verdict:
