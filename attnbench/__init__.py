@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import pandas as pd
 
@@ -62,13 +62,18 @@ def sweep(
     name: str | None = None,
     settings: dict[str, Any] | None = None,
     baseline: str | None = None,
+    model: str | Path | None = None,
+    step: str | None = None,
+    tokens: int | Sequence[int] | None = None,
+    case: Sequence[str] = (),
+    cases: str | Path | None = None,
     **axes: Any,
 ) -> pd.DataFrame:
     """Measure and return the run's table; the run is stored in `output` as on the command line.
 
-    `axes` are called as their flags (`seq_lens=(128, 256)`, `impls=("naive",)`,
-    `workload="decode"`, …), `settings` are fields of `attnbench.execution.process.Settings`
-    (`device`, `precision`, `max_time_s`, …).
+    `model`, `step`, `tokens`, `case` and `cases` are as on the command line, `axes` are called as
+    their flags (`seq_lens=(128, 256)`, `impls=("naive",)`, `workload="decode"`, …), `settings` are
+    fields of `attnbench.execution.process.Settings` (`device`, `precision`, `max_time_s`, …).
 
     Raises:
         UsageError: an axis or a value that makes no sense; nothing was written.
@@ -79,11 +84,16 @@ def sweep(
     from attnbench.execution.process import Settings
     from attnbench.execution.session import SweepRequest
     from attnbench.execution.session import sweep as start
+    from attnbench.planning.models import asked_sweeps
     from attnbench.planning.plan import Axes
 
     one = (str, int, float, type(None))
     axes = {n: value if isinstance(value, one) else tuple(value) for n, value in axes.items()}
-    sweeps = (Axes(**axes),)
+    asked = Axes(**axes)
+    given = {"workload": axes.get("workload"), "impls": asked.impls, **asked.values}
+    own: dict[str, Any] = {"model": model and str(model), "step": step, "tokens": tokens}
+    own |= {"case": tuple(case) or None, "cases": cases and Path(cases)}
+    sweeps, left_out = asked_sweeps((Axes(),), given, **own)
     known = [name for name in Settings.__dataclass_fields__ if name not in _NO_SETTINGS]
     require("setting", settings or {}, known, "settings={…}")
     files = (files,) if isinstance(files, str) else files
@@ -92,12 +102,13 @@ def sweep(
         raise UsageError("the number of threads is an axis: sweep(threads=(1, 2))")
     request = SweepRequest(
         sweeps=sweeps,
+        left_out=left_out,
         settings=chosen,
         output=Path(output),
         name=name,
         baseline=baseline,
         options=_typed(
-            {**(settings or {}), "files": chosen.files or None, "baseline": baseline, **axes}
+            {**(settings or {}), "files": chosen.files or None, "baseline": baseline, **own, **axes}
         ),
     )
     path = follow(start(request))

@@ -251,4 +251,5 @@ def test_sweep_and_load_return_the_same_table(mine, tmp_path):
     typed = sweep.make_context("sweep", words).params
     assert typed["files"] == (str(mine),)
     assert (typed["device"], typed["impls"], typed["heads"]) == ("cpu", ("naive",), (2,))
+    assert typed["seq_lens"] == (8, 16)
     assert typed["max_time"] == pytest.approx(0.03)

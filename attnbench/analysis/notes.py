@@ -220,10 +220,12 @@ def _command(run: Run, rows: pd.DataFrame, **changed: Any) -> str:
         for name, value in (run.info.get("options") or {}).items()
         if name not in _OWN and value != _DEFAULTS.get(name)
     }
-    again |= {"seq_lens": sorted({int(n) for n in rows["seq_len"]}), **changed}
+    if not again.keys() & {"model", "case", "cases"}:  # which have their lengths
+        again["seq_lens"] = sorted({int(n) for n in rows["seq_len"]})
+    again |= changed
     flags = []
-    for file in again.pop("files", ()):
-        flags += ["--impl", file]
+    for name, flag in (("files", "--impl"), ("case", "--case")):
+        flags += [text for value in again.pop(name, ()) for text in (flag, value)]
     for name, value in again.items():
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         flags += [f"--{name.replace('_', '-')}", *([] if value is True else [text])]

@@ -94,17 +94,22 @@ def _request(options: dict[str, Any], ray: str | None) -> SweepRequest:
     """What was asked for: the preset, and above it whatever stands on the command line."""
     from attnbench.execution.process import Settings
     from attnbench.execution.session import SweepRequest
-    from attnbench.planning.plan import Axes, overridden
+    from attnbench.planning.models import asked_sweeps
+    from attnbench.planning.plan import Axes
     from attnbench.planning.presets import PRESETS, Preset
 
     plain = Preset(doc="", sweeps=(Axes(),), min_time_s=0.1, max_time_s=1.0)
     preset = PRESETS.get(options["preset"]) if options["preset"] else plain
     least, most = options["min_time"], options["max_time"]
+    sweeps, left_out = asked_sweeps(
+        preset.sweeps,
+        {name: options[name] for name in (*AXIS_FIELDS, "threads")},
+        **{name: options[name] for name in ("preset", "model", "step", "tokens", "case", "cases")},
+    )
     taken = ("seed", "precision", "processes", "l2", "timer", "energy", "memory_limit", "ceilings")
     return SweepRequest(
-        sweeps=overridden(
-            preset.sweeps, {name: options[name] for name in (*AXIS_FIELDS, "threads")}
-        ),
+        sweeps=sweeps,
+        left_out=left_out,
         settings=Settings(
             device=preset.device if options["device"] == "auto" else options["device"],
             files=tuple(str(Path(file).resolve()) for file in options["files"]),

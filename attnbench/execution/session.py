@@ -36,6 +36,7 @@ from attnbench.planning.plan import (
     mismatch,
     named,
     sharded,
+    steps_of,
 )
 from attnbench.planning.presets import PRESETS
 from attnbench.schema.messages import Catalogue
@@ -59,7 +60,8 @@ class SweepRequest:
     `shard` is the part of the plan to measure, and of how many, from (1, count) on. After
     `max_total_time_s` no group of cells begins any more, nor one that would end later. `ray` is the
     address of a cluster to measure on, in place of this machine. `baseline` is the implementation
-    that the run's ratios are against, unless another is asked for when it is read.
+    that the run's ratios are against, unless another is asked for when it is read. `left_out` is
+    what a model has and no case of the sweeps.
     """
 
     sweeps: tuple[Axes, ...]
@@ -71,6 +73,7 @@ class SweepRequest:
     max_total_time_s: float | None = None
     ray: str | None = None
     baseline: str | None = None
+    left_out: str = ""
 
 
 def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None]:
@@ -83,6 +86,8 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
     if request.name is not None:
         check_name(request.name)
     with _executor(request.settings, request.ray) as runner:
+        if request.left_out:
+            yield Warned(f"the cases leave out what the model has: {request.left_out}")
         catalogue = yield from _catalogue(runner)
         check_names(request.sweeps, catalogue)
         for name in ("timer", "energy"):
@@ -116,6 +121,9 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
             info["own"] = [name for names in runner.own for name in names]
         if request.baseline is not None:
             info["baseline"] = request.baseline
+        threads = catalogue.environment["threads"]
+        if steps := steps_of(request.sweeps, catalogue.device, threads):
+            info["steps"] = steps
         if request.shard is not None:
             info["shard"] = merging.shard_of(whole, *request.shard)
         with new_run(request.output, request.name, info) as folder:

@@ -32,7 +32,8 @@ class Axes:
     `values` are those of the axes that are given, by keyword; the others follow, or have their
     defaults. `impls` None means all. Widths E without `head_dims` keep the heads, and D = E/H; with
     `head_dims` and without `heads` they keep D, and H = E/D. `threads` are those of a CPU;
-    `ALL_THREADS` stands for as many as torch takes by itself.
+    `ALL_THREADS` stands for as many as torch takes by itself. `count` is how often `step`, where
+    that has a name, makes each call.
 
     Raises:
         UnknownNameError: there is no such axis.
@@ -41,22 +42,28 @@ class Axes:
     workload: str
     impls: tuple[str, ...] | None
     values: Mapping[str, tuple[Any, ...]]
+    count: int
+    step: str
 
     def __init__(
         self,
         workload: str = "attention",
         impls: str | Iterable[str] | None = None,
+        count: int = 1,
+        step: str = "",
         **axes: Any,
     ) -> None:
         known = ("workload", *KEYWORDS, "impls")
         require("axis", axes, known, "how to measure goes into settings={…}")
         given = {name: _listed(value) for name, value in axes.items() if value is not None}
         names = None if impls is None else _listed(impls)
-        self.__dict__.update(workload=workload, impls=names, values=given)
+        own = {"workload": workload, "impls": names, "values": given, "count": count, "step": step}
+        self.__dict__.update(own)
 
     def having(self, **axes: Any) -> Self:
         """The same with other values of some axes."""
-        return type(self)(**{"workload": self.workload, "impls": self.impls, **self.values, **axes})
+        own = {name: value for name, value in vars(self).items() if name != "values"}
+        return type(self)(**{**own, **self.values, **axes})
 
 
 def _listed(value: Any) -> tuple[Any, ...]:
@@ -259,6 +266,21 @@ def expand(axes: Axes, device: Device, all_threads: int = 1) -> Iterator[Case]:
         if case.case_id not in seen:
             seen.add(case.case_id)
             yield case
+
+
+def steps_of(
+    sweeps: Iterable[Axes], device: Device, all_threads: int = 1
+) -> dict[str, dict[str, int]]:
+    """How often each step makes each call: its name, and the ids of cases."""
+    found: dict[str, dict[str, int]] = {}
+    for axes in (axes for axes in sweeps if axes.step):
+        varied = [axis for name, axis in KEYWORDS.items() if len(axes.values.get(name, ())) > 1]
+        for case in expand(axes, device, all_threads):
+            row = case.to_json()
+            words = filter(None, (axis.text(row) for axis in varied))
+            calls = found.setdefault(" ".join([axes.step, *words]), {})
+            calls[case.case_id] = calls.get(case.case_id, 0) + axes.count
+    return found
 
 
 def _follows(axes: Axes) -> str | None:

@@ -46,6 +46,10 @@ LIMITS = (
     " columns fraction_of_compute_peak, fraction_of_memory_peak and bound hold every cell against"
     " them. Other work on the machine can only have lowered them."
 )
+STEPS = (
+    "Times of the calls by their counts; the ends of their intervals add up, and their ratios are"
+    " weighed by these times. Unknown where a call has no time."
+)
 Row = Mapping[Any, Any]
 
 
@@ -125,6 +129,7 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> d
     where = shlex.quote(str(run.path))
     sections = [
         doc.Section("Results", list(_results(frame, where))),
+        doc.Section("What a step spends", list(_steps(run, frame))),
         doc.Section("Without a result", list(_failures(run, frame))),
         doc.Section("Suspect times", list(_suspects(frame))),
     ]
@@ -229,6 +234,39 @@ def _results(frame: pd.DataFrame, where: str) -> Iterator[doc.Part]:
     if left_out := int((frame["status"] == "ok").sum()) - len(shown):
         notes.append(f"the largest sizes; {left_out} more rows: attnbench export {where}")
     yield doc.Text(notes, quiet=True)
+
+
+def _steps(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
+    """Totals by count for each implementation, of each kind of call and of all."""
+    names, rows = label_axes(frame), list[list[doc.Cell]]()
+    for step, calls in (run.info.get("steps") or {}).items():
+        for ids in [*([case] for case in calls if len(calls) > 1), list(calls)]:
+            part = frame[frame["case_id"].isin(ids)]
+            times = part["case_id"].map(calls)
+            count = sum(calls[case] for case in ids)
+            title = f"{count} × {step}"
+            if len(ids) < len(calls) and len(part):
+                title += f", {heading(part.iloc[0], names[part.iloc[0]['workload']])}"
+            for impl, own in part.groupby("impl", sort=False):
+                known = len(own) == len(ids)  # else a call is missing, or was made on two machines
+                weights = times[own.index] * own["time_us"]
+                row = {
+                    f"{name}{end}": (own[f"{name}{end}"] * by).sum(skipna=False) / over
+                    for name, by, over in (
+                        ("time_us", times[own.index], 1.0),
+                        ("speedup", weights, weights.sum(skipna=False)),
+                    )
+                    for end in ("", "_low", "_high") if known
+                }  # fmt: skip
+                found = _value(row, "time_us", "us"), _value(row, "speedup", "ratio")
+                calls_of = doc.Value(count, "count")
+                rows.append([title, doc.Value(str(impl), "impl"), calls_of, *found])
+    if rows:
+        columns = {"step": "step", "impl": "impl", "calls": "", "time": "time"}
+        columns["speed"] = _headers(frame)["speed"]
+        intervals = {"speed": "95 % CI"}
+        yield doc.Table(columns=columns, rows=rows, cut="impl", grouped=True, intervals=intervals)
+        yield doc.Text([STEPS], quiet=True)
 
 
 def _all_results(frame: pd.DataFrame, where: str) -> Iterator[doc.Section]:

@@ -1,0 +1,107 @@
+"""Case lists: each row is one case and how often it is called, whatever it is written in."""
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import attnbench
+from attnbench.analysis.notes import remedy
+from attnbench.cli import main
+from attnbench.errors import AttnbenchError
+from attnbench.planning.models import asked_sweeps
+from attnbench.planning.plan import expand
+from attnbench.report.documents.sweep import document
+from attnbench.store.folder import SWEEP, RunFolder
+from attnbench.store.runs import load_run
+from attnbench.theory.traits import case_label
+
+ROWS: list[dict[str, Any]] = [
+    {"B": 2, "H": 8, "G": 2, "L": 1, "S": 1000, "D": 64, "mask": "causal", "count": 32},
+    {"workload": "decode", "n": 64, "cache": "int8", "scale": 0.5},
+]
+LABELS = [
+    "32 attention forward n=1 S=1000 B=2 H=8 G=2 D=64 float32 causal",
+    "1 decode forward n=64 B=1 H=4 D=64 float32 causal scale=0.5 int8",
+]
+
+
+def read(**given) -> list[str]:
+    sweeps, _ = asked_sweeps((), given.pop("axes", {}), **given)
+    return [f"{x.count} {case_label(case)}" for x in sweeps for case in expand(x, "cpu")]
+
+
+def test_text_csv_and_json_say_the_same(tmp_path):
+    texts = [",".join(f"{key}={value}" for key, value in row.items()) for row in ROWS]
+    assert read(case=texts) == LABELS
+    keys = list(dict.fromkeys(key for row in ROWS for key in row))
+    lines: list[list[Any]] = [keys, *([row.get(key, "") for key in keys] for row in ROWS)]
+    table, objects = tmp_path / "cases.csv", tmp_path / "cases.json"
+    table.write_text("\ufeff" + "\n".join(",".join(map(str, line)) for line in lines))
+    objects.write_text(json.dumps([ROWS[0] | {"scale": None}, ROWS[1]]))
+    assert read(cases=table) == read(cases=objects) == LABELS
+    assert read(case=texts[:1], cases=objects) == [LABELS[0], *LABELS]
+
+
+def test_flags_hold_in_place_of_what_cases_say():
+    found = read(case=["L=64,dtype=float16", "n=32"], axes={"dtypes": ("bfloat16",)})
+    assert found == [f"1 attention forward n={n} B=1 H=4 D=64 bfloat16" for n in (64, 32)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("x.csv", "B,L\n2,3,4\n", "unknown key 'more than keys'"),
+        ("x.csv", "B,L\n2,3\n2,x\n", r"x.csv \(--cases\), case 2: L takes whole numbers"),
+        ("x.csv", "B,L\n", "holds no cases"),
+        ("x.csv", "B,M\n2,3\n", r"unknown key 'M' \(.*case 1\)"),
+        ("x.json", "{}", "not a table or a list of objects"),
+        ("x.json", "[1]", "not a table or a list of objects"),
+        ("x.json", '[{"L": true}]', "L takes whole numbers"),
+        ("x.json", '[{"L": 1.5}]', "L takes whole numbers"),
+        ("x.json", '[{"count": 0}]', "case 1: count takes whole numbers"),
+    ],
+)
+def test_a_wrong_file_is_one_line_that_names_the_case(tmp_path, name, text, says):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(AttnbenchError, match=says):
+        read(cases=tmp_path / name)
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_a_step_is_the_sum_of_its_calls_by_their_counts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cases = ["L=64,count=3", "L=128", "L=128,count=4"]
+    frame = attnbench.sweep(case=cases, batch_sizes=(1, 2), impls=("naive", "sdpa"))
+    run = load_run(RunFolder.find("latest", Path("results"), SWEEP).path)
+
+    def shown(run):
+        section: Any = next(s for s in document(run).sections if "spends" in s.title)
+        return {(row[0], row[1].number): row[2:] for row in section.parts[0].rows}
+
+    words = shlex.split(remedy(run, frame).partition("attnbench sweep ")[2])
+    typed = main.commands["sweep"].make_context("sweep", words).params
+    assert (typed["case"], typed["batch_sizes"]) == (tuple(cases), (1, 2))
+    assert "--seq-lens" not in words
+    found = shown(run)
+    assert {(title, row[0].number) for (title, _), row in found.items()} == {
+        (f"{count} × the list B={batch}{text}", count)
+        for batch in (1, 2)
+        for text, count in ((f", B={batch} n=64", 3), (f", B={batch} n=128", 5), ("", 8))
+    }
+    own = frame[(frame["impl"] == "sdpa") & (frame["batch"] == 2)].set_index("seq_len")
+    _, time, speed = found["8 × the list B=2", "sdpa"]
+    weights = own["time_us"] * pd.Series({64: 3, 128: 5})
+    assert time.number == pytest.approx(weights.sum())
+    assert time.low <= time.number <= time.high
+    assert speed.number == pytest.approx((own["speedup"] * weights).sum() / weights.sum())
+    last = next(r for r in run.records if r.cell.case.batch == 2 and r.cell.impl == "sdpa")
+    failed = replace(last, status="oom", reason="out of memory", samples=())
+    records = [failed if record is last else record for record in run.records]
+    found = shown(replace(run, records=records))
+    assert found["8 × the list B=2", "sdpa"][1].number is None
+    assert found["8 × the list B=2", "naive"][1].number is not None
