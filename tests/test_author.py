@@ -224,7 +224,8 @@ def call(q, k, v, *, causal, scale):
 
 def test_a_wrong_cell_of_a_sweep_is_explained(cli, tmp_path):
     (tmp_path / "wrong.py").write_text(ONE_KEY_MORE)
-    options = ("--seq-lens", "16,24", "--heads", "2", "--head-dims", "8", "--masks", "causal")
+    options = ("--seq-lens", "16,24", "--heads", "2", "--head-dims", "8", "--masks", "causal",
+               "--output", tmp_path)  # fmt: skip
     found = cli("sweep", "--impl", tmp_path / "wrong.py", "--impls", "one-key-more", *options)
     assert found.exit_code == 1
     assert found.stdout.count("each query sees one key too many") == 1, "of the first alone"

@@ -483,7 +483,7 @@ def reference_of(
         baselines.append((run(coarsened, terms=False).values, eps / torch.finfo(of).eps))
     if case.pass_ == "backward":
         del reference.values["o"]
-    allowed = {}
+    allowed, unit = {}, eps + torch.finfo(torch.float64).eps  # the reference rounds, too
     for name, value in reference.values.items():
         scale = Size.of(reference.terms.get(name, value))
         moved = Size.of(reference.moved.get(name, value[:0]))
@@ -493,8 +493,8 @@ def reference_of(
             factor = (GRADIENT_FACTOR if name.startswith("d") else OUTPUT_FACTOR) * shrink
             if math.isfinite(error.max):  # a baseline that overflows excuses no error
                 largest, rms = largest + factor * error.max, rms + factor * error.rms
-        largest = max(largest, FLOOR_EPS * eps * moved.max) + FLOOR_EPS * eps * scale.max
-        rms = max(rms, RMS_FLOOR_EPS * eps * moved.rms) + RMS_FLOOR_EPS * eps * scale.rms
+        largest = max(largest, FLOOR_EPS * unit * moved.max) + FLOOR_EPS * unit * scale.max
+        rms = max(rms, RMS_FLOOR_EPS * unit * moved.rms) + RMS_FLOOR_EPS * unit * scale.rms
         # One element alone may be as far off as any.
         allowed[name] = Size(max=largest, rms=max(rms, largest / max(1, value.numel()) ** 0.5))
     return Reference(values=reference.values, allowed=allowed)
