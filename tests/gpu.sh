@@ -30,21 +30,23 @@ python() {
 attnbench() { python -m attnbench "$@"; }
 also() { [ "$1" -le $status ] || status=$1; }
 
-# Of each implementation a line in check.txt: those that are done are left out.
+# Of each implementation in each dtype a line in check.txt: those that are done are left out.
 check() {
   names=$(attnbench list --json | "$PYTHON" -c '
 import json, sys
 tables = (p.get("table", ()) for s in json.load(sys.stdin)["sections"] for p in s["parts"])
 print(*(row["name"] for table in tables for row in table if "family" in row))')
   [ -n "$names" ] || also 1
-  for name in $names; do
-    if ! grep -q "^$name: exit" "$OUT/check.txt"; then
-      attnbench check --device cuda --dtypes bfloat16,float16,float32 --impls "$name" >> "$OUT/check.txt"
-      code=$?
-      [ $code -le 1 ] && echo "$name: exit $code" >> "$OUT/check.txt"
-      also $code
-    fi
-    grep -q "^$name: exit 0" "$OUT/check.txt" || also 1
+  for dtype in bfloat16 float16 float32; do
+    for name in $names; do
+      if ! grep -q "^$dtype $name: exit" "$OUT/check.txt"; then # a line a check, if it is cut off
+        attnbench check --device cuda --dtypes $dtype --impls "$name" --verbose >> "$OUT/check.txt"
+        code=$?
+        [ $code -le 1 ] && echo "$dtype $name: exit $code" >> "$OUT/check.txt"
+        also $code
+      fi
+      grep -q "^$dtype $name: exit 0" "$OUT/check.txt" || also 1
+    done
   done
 }
 

@@ -42,6 +42,7 @@ esac
 """
 RUN = ["records.jsonl", "report.html", "report.md", "run.json", "plots.tar.gz"]
 CATALOGUE = ("naive", "gru", "sdpa")
+CHECKS = [f"{d} --impls {name}" for d in ("bfloat16", "float16", "float32") for name in CATALOGUE]
 FILES = {
     "gpu": {"gpu.log", "doctor.json", "check.txt", *(f"gpu/{name}" for name in RUN)},
     "gpu-verify": {"gpu.log", "verify.txt", "claims.txt", *(f"verify-gpu/{x}" for x in RUN)},
@@ -123,7 +124,7 @@ def test_all_parts_together_leave_eight_files(bench, target):
 def test_a_part_that_fails_is_killed_or_hangs_takes_nothing_from_the_others(bench, ailing, lost):
     assert bench.make("gpu", ailing) != 0
     assert FILES["gpu"] - bench.left == lost
-    assert len(bench.asked) == 6 + len(CATALOGUE)
+    assert len(bench.asked) == 6 + len(CHECKS)
 
 
 def test_what_was_cut_off_goes_on_where_it_stopped(bench):
@@ -139,7 +140,7 @@ def test_what_was_cut_off_goes_on_where_it_stopped(bench):
 
 def test_what_is_checked_is_not_checked_again_and_a_failure_still_counts(bench):
     assert bench.make("gpu-check", "check=1") != 0  # each was checked, and found wrong
-    assert len(bench.part("check")) == len(CATALOGUE)
+    assert len(bench.part("check")) == len(CHECKS)
     assert bench.make("gpu-check") != 0
     assert bench.part("check") == []
 
@@ -147,7 +148,8 @@ def test_what_is_checked_is_not_checked_again_and_a_failure_still_counts(bench):
 def test_a_check_that_was_cut_off_is_made_again(bench):
     assert bench.make("gpu-check", "check=killed") != 0
     assert bench.make("gpu-check") == 0
-    assert [line.rpartition(" ")[2] for line in bench.part("check")] == [*CATALOGUE]
+    asked = [line.partition("--dtypes ")[2] for line in bench.part("check")]
+    assert [line.removesuffix(" --verbose") for line in asked] == CHECKS
 
 
 def test_all_checks_together_take_no_longer_than_a_part_may(bench, tmp_path):
