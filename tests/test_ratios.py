@@ -158,3 +158,10 @@ def test_equal_findings_are_one_sentence_and_there_are_at_most_six():
     text = leads(apart, load(apart))
     assert len(text) == MOST
     assert "attnbench export r --format markdown --where" in text[-1]
+
+
+def test_two_names_for_one_kernel_are_not_held_against_each_other():
+    run = load_run(ROOT / "results/layouts-h200")
+    (sentence,) = leads(run, load(run))
+    assert sentence.startswith("sdpa is fastest")  # which runs cuDNN's kernel there
+    assert sentence.endswith("as sdpa-flash.")
