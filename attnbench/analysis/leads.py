@@ -171,7 +171,7 @@ def _fastest(run: Run, frame: pd.DataFrame) -> Iterator[Lead]:
             times = f"{units.digits(first['behind'])} times as fast"
             aside = f"; {ahead['impl']} is {times}, but {_off(ahead)}"
         # Of two names for one kernel, as sdpa and the backend that it takes, the shorter stands.
-        twins = rows[(rows["kernel"] == first["kernel"]) & ~(rows["behind_low"] > 1)]
+        twins = rows[(rows["sdpa_backend"] == first["sdpa_backend"]) & ~(rows["behind_low"] > 1)]
         if 1 < len(twins) < len(rows):
             first = twins.loc[twins["impl"].str.len().idxmin()]
             rows = pd.concat([first.to_frame().T, rows.drop(twins.index)])
