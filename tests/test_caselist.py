@@ -63,6 +63,9 @@ def test_flags_hold_in_place_of_what_cases_say():
         ("x.json", "[1]", "not a table or a list of objects"),
         ("x.json", '[{"L": true}]', "L takes whole numbers"),
         ("x.json", '[{"L": 1.5}]', "L takes whole numbers"),
+        ("x.csv", "B,L,B\n2,3,4\n", "case 1: B is given twice"),
+        ("x.json", '[{"L": 8, "L": 9}]', "case 1: L is given twice"),
+        ("x.csv", "L,mask\n3,\n4,windw:3\n", "case 2: unknown mask 'windw'"),
         ("x.json", '[{"count": 0}]', "case 1: count takes whole numbers"),
     ],
 )

@@ -390,6 +390,18 @@ def test_what_is_another_result_at_each_call_is_told_so(checked, monkeypatch):
         assert checked(dropped, case)["code"] == "random"
 
 
+def test_each_call_draws_random_numbers_of_its_own(checked):
+    drawn: list[float] = []
+
+    def noting(q, k, v, *, causal, scale):
+        drawn.append(float(torch.rand(())))
+        return 2 * attend(q, k, v, scale=scale)
+
+    for case in (FULL, dataclasses.replace(FULL, batch=2)):
+        checked(noting, case)
+    assert len(set(drawn)) == len(drawn) == 4
+
+
 def test_memory_that_is_read_before_it_is_written_is_told_so(checked):
     def last_row(q, k, v, *, causal, scale):
         o = torch.empty_like(q)

@@ -166,7 +166,7 @@ def _failure(
     factors = [
         name
         for name, factor in _FACTORS.items()
-        if off and all(math.isclose(factor(case), ratio, rel_tol=0.02) for case, ratio in off)
+        if off and all(math.isclose(factor(case), ratio, rel_tol=0.005) for case, ratio in off)
     ]
     return Failure(
         impl=impl,

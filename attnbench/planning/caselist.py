@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Iterable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from attnbench.base import files, jsontext
 from attnbench.base.registry import require
 from attnbench.errors import UsageError
-from attnbench.planning.plan import Axes
+from attnbench.planning.plan import Axes, expand
 from attnbench.schema.axes import AXES, Axis
 
 # As labels and columns have them: B, mask; L is n.
@@ -39,17 +41,20 @@ def listed(texts: Iterable[str], file: Path | None, workload: str) -> list[Axes]
             raise UsageError(f"--case {text:.200}: write it as KEY=VALUE,KEY=VALUE")
         found.append(_one(f"--case {text:.200}", pairs, workload))
     for number, row in enumerate(_rows(file) if file else [], start=1):
-        found.append(_one(f"{file} (--cases), case {number}", row.items(), workload))
+        found.append(_one(f"{file} (--cases), case {number}", row, workload))
     return found
 
 
 def _rows(file: Path) -> list[Any]:
+    """The pairs of each case, a key as often as it is there."""
     try:
         text = files.read(file).decode("utf-8-sig")
         if file.suffix == ".json":
-            rows = jsontext.decode(text, list[dict[str, Any]])
+            jsontext.decode(text, list[dict[str, Any]])
+            rows: list[Any] = json.loads(text, object_pairs_hook=list)
         else:
-            rows = list(csv.DictReader(io.StringIO(text), restkey="more than keys", strict=True))
+            head, *lines = [*csv.reader(io.StringIO(text), strict=True)] or [[]]
+            rows = [[*zip_longest(head, row)] for row in lines if row]
     except OSError as err:
         raise UsageError(f"cannot read {file} (--cases): {err.strerror or err}") from err
     except (ValueError, csv.Error) as err:
@@ -64,10 +69,15 @@ def _one(where: str, pairs: Iterable[tuple[Any, Any]], workload: str) -> Axes:
     given: dict[str, Any] = {}
     for key, value in pairs:
         if value not in ("", None):
-            require("key", [str(key).strip()], _KEYS, where)
+            require("key", ["more than keys" if key is None else str(key).strip()], _KEYS, where)
             axis = _KEYS[str(key).strip()]
             values = axis.read(str(value), f"{where}: {key}")
             if len(values) > 1 or axis.keyword in given:
-                raise UsageError(f"{where}: {key} takes one value")
+                raise UsageError(f"{where}: {key} is given twice, or has several values")
             given[axis.keyword] = values[0]
-    return Axes(**{"workload": workload, "step": "the list", **given})
+    axes = Axes(**{"workload": workload, "step": "the list", **given})
+    try:
+        next(expand(axes, "cpu"))
+    except UsageError as err:
+        raise UsageError(f"{where}: {err}") from err
+    return axes

@@ -132,7 +132,7 @@ def _config(text: str) -> Row:
         return jsontext.decode(files.read(path), dict[str, Any])
     except OSError as err:
         if path.suffix == ".json":
-            raise UsageError(f"cannot read it: {err.strerror or err}") from err
+            raise UsageError(f"cannot read {path}: {err.strerror or err}") from err
         raise UsageError(f"{unknown('model', text, MODELS)}; or a path of a config.json") from err
     except ValueError as err:
         raise UsageError(f"it is not an object of JSON: {err}") from err
@@ -144,8 +144,9 @@ def _known(outer: Row) -> tuple[Any, Row]:
     kind = inner.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise UsageError(
-            f"model_type {kind!r:.60} is not among {', '.join(ARCHITECTURES)}; a row of"
-            " planning/models.toml would be needed, or give --heads, --kv-heads, --head-dims,"
+            ("it has no model_type" if kind is None else f"model_type {kind!r:.60} is unknown")
+            + f"; known: {', '.join(ARCHITECTURES)}; another needs a row of"
+            " attnbench/planning/models.toml, or give --heads, --kv-heads, --head-dims,"
             " --masks, --positions and --scales yourself, without --model"
         )
     arch = ARCHITECTURES[kind]
@@ -162,7 +163,10 @@ def _sizes(row: Any) -> dict[str, Any]:
     width, heads = _given(row, "hidden_size"), _given(row, "num_attention_heads")
     groups, scale = row.num_key_value_heads or heads, None
     if heads % groups or (row.kv_lora_rank and groups < heads):
-        raise UsageError(f"num_key_value_heads {groups} contradicts num_attention_heads {heads}")
+        raise UsageError(
+            f"num_key_value_heads {groups}, given or transformers' default, contradicts"
+            f" num_attention_heads {heads}"
+        )
     if row.kv_lora_rank:
         head_dim = _given(row, "qk_nope_head_dim") + _given(row, "qk_rope_head_dim")
         value_dim, rope = _given(row, "v_head_dim"), _rope_row(row, _FULL)
@@ -189,6 +193,7 @@ def _layers(row: Any, arch: Row, head_dim: int, left_out: list[str]) -> Counter[
         every, after = row.sliding_window_pattern, row.max_window_layers or 0
         slides = [window and ((i + 1) % every if every else i >= after) for i in range(layers)]
         kinds = row.layer_types or [_SLIDING if each else _FULL for each in slides]
+    kinds = row.layer_types if len(row.layer_types or kinds) != layers else kinds
     if len(kinds) != layers:
         raise UsageError(f"{len(kinds)} layer_types contradict num_hidden_layers {layers}")
     if _SLIDING in kinds and not window:

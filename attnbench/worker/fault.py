@@ -38,6 +38,7 @@ _ROWS = 6  # that lost keys and factors on scores are looked for in
 _PAIRS = 1 << 19  # batch x heads x queries x keys up to which whole outputs are tried
 _COARSER = {"float64": ("float32", "bfloat16", "float16"), "float32": ("bfloat16", "float16"),
             "float16": ("bfloat16",), "bfloat16": ()}  # fmt: skip
+_FEW, _CLOSE = 32, 20.0  # rows; times what is allowed
 _EVEN = 12.0  # the error of the worst row, in that of the median row, up to which rows are alike
 _HALF_MAX, _EXP_MAX = 65_504, math.log(torch.finfo(torch.float32).max)
 _ALIKE, _ROUNDING = 4.0, 20.0  # times the baseline error in a coarser dtype, and in its own
@@ -129,6 +130,10 @@ def _why(
         if code := _where_rows(case, tensors, ~off, finite=bool(finite.all())):
             return {"explained": [code]}
     small = _pairs(case) <= _PAIRS
+    wrong = int(((got - value).abs().amax(-1) > allowed.max).sum()) or finite.numel()
+    close = Size.of(got - value).rms <= _CLOSE * allowed.rms
+    if finite.numel() <= 4 or (wrong <= _FEW and close):
+        return {"explained": None}  # of a few rows, or a small error in some, any story can be told
     core, codes, figures = core_of(impl), list[str](), dict[str, Any]()
     if name == "o" and small and case.workload != "recurrent" and finite.any():
         for code, o in _tried(case, tensors, before or {}, core):
@@ -204,7 +209,11 @@ def _zero_keys(case: Case, tensors: Tensors, ratio_BHL1: torch.Tensor) -> int | 
     # A row that hardly sees them says little of how many they are.
     counts = count_BHL1[count_BHL1.isfinite() & (ratio_BHL1 < 0.99)]
     whole = int(counts.median().round()) if len(counts) else 0
-    return whole if whole > 0 and (counts - whole).abs().quantile(0.9) <= 0.1 * whole else None
+    return (
+        whole
+        if 0 < whole <= PARTS[-1] and (counts - whole).abs().quantile(0.9) <= 0.1 * whole
+        else None
+    )
 
 
 def _tried(
@@ -302,11 +311,14 @@ def _keys(row: Sequence[torch.Tensor], near: Near) -> dict[str, Any]:
         "start": (parts_SV[: last + 1].flip(0).cumsum(0)
                   / weights_S1[: last + 1].flip(0).cumsum(0)).flip(0),
     }  # fmt: skip
+    tried = []
     for kind, candidate_SV in candidates.items():
         off = (candidate_SV - got_1V).square().sum(-1).nan_to_num(nan=math.inf)
         key = int(off.argmin())
-        if not near(candidate_SV[key : key + 1], got_1V, value_1V):
-            continue
+        if near(candidate_SV[key : key + 1], got_1V, value_1V):
+            tried.append((float(off[key]), kind, key))
+    if tried:
+        _, kind, key = min(tried, key=lambda found: found[0])
         low, high = {
             "one": (key, key),
             "end": (first + key + 1, last) if first + key < last else (last + 1, first + key),
