@@ -180,13 +180,13 @@ def test_layers_of_each_kind_are_counted_and_what_no_case_has_is_named(
 
 
 WRONG = {
-    "an architecture that is not known": ({"model_type": "falcon"}, "'falcon' is unknown; known: llama"),
+    "an architecture that is not known": ({"model_type": "falcon"}, "'falcon' is unknown; known"),
     "none": ({"hidden_size": 8}, "it has no model_type"),
     "no heads": ({"model_type": "llama", "hidden_size": 8}, "no num_attention_heads"),
     "heads as text": (LLAMA | {"num_attention_heads": "8"}, "got `str` - at `$.num_attention_hea"),
     "no layers": (LLAMA | {"num_hidden_layers": 0}, ">= 1 - at `$.num_hidden_layers`"),
     "a width that does not divide": (LLAMA | {"num_attention_heads": 7}, "256 is not a multiple"),
-    "groups that do not divide": (LLAMA | {"num_key_value_heads": 3}, "num_key_value_heads 3, given or"),
+    "groups that do not divide": (LLAMA | {"num_key_value_heads": 3}, "value_heads 3, given or"),
     "an odd head_dim": (LLAMA | {"head_dim": 33}, "pairs of dims, and it has 33"),
     "more kinds than layers": (QWEN3 | {"layer_types": TYPES * 2}, "6 layer_types contradict"),
     "a kind that is not known": (QWEN3 | {"layer_types": ["linear_attention"] * 3}, "layer_types"),
