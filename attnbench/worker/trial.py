@@ -222,11 +222,11 @@ class Trial:
             self.restore_settings(grad=bound.grad)  # before the harness computes anything
             return result
 
-        inputs = {x.untyped_storage().data_ptr() for x in self.tensors.values()}
+        inputs = {probes.address(x) for x in self.tensors.values()}
         # A profiler around a compilation breaks it.
         if first and not self.impl.compiles and not self.checks_alone:
             result, kept_bytes = probes.call_kept(poisoned_call, self.case.device)
-            storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in leaves(result)}
+            storages = {probes.address(x): x.untyped_storage() for x in leaves(result)}
             own = sum(storage.nbytes() for at, storage in storages.items() if at not in inputs)
             self.metrics["memory_retained_bytes"] = max(0, kept_bytes - own)
         else:
@@ -240,9 +240,7 @@ class Trial:
             torch.rand(1, device=self.case.device)  # random numbers began anew after the first call
             again = poisoned_call(1.0)  # what is read before it was written differs, too
             if self.case.workload == "attention":
-                one, other = (
-                    {x.untyped_storage().data_ptr() for x in leaves(r)} for r in (result, again)
-                )
+                one, other = ({probes.address(x) for x in leaves(r)} for r in (result, again))
                 how = "declared" if self.impl.reuses_output else "yes"
                 self.metrics["reuses_output"] = how if (one & other) - inputs else "no"
             exact, differing = compare_calls(outputs, bound.named(again), reference)
@@ -258,7 +256,7 @@ class Trial:
             self.metrics["fault"] = json.dumps(fault)
         with torch.no_grad():
             for x in leaves(result):
-                if x.untyped_storage().data_ptr() not in inputs and x.is_floating_point():
+                if probes.address(x) not in inputs and x.is_floating_point():
                     x.fill_(torch.nan)
         self.result = self.result.worse(found) if not first else found
         for name in ("error_max", "error_rmse", "error_ratio"):
