@@ -64,10 +64,12 @@ _MACHINE = ("device", "device_name", "cores", "memory_bytes", "caches", "cpu_cap
 def same_machine(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Whether two environments are of machines that are alike, as far as both are known."""
     both = {n: (a[n], b[n]) for n in _MACHINE if None not in (a.get(n), b.get(n))}
-    # A virtual machine's memory differs by pages from boot to boot.
-    return "device_name" in both and all(
-        x == y or (name == "memory_bytes" and size(x) == size(y)) for name, (x, y) in both.items()
-    )
+    return "device_name" in both and all(same_fact(name, *pair) for name, pair in both.items())
+
+
+def same_fact(name: str, x: Any, y: Any) -> bool:
+    """Whether two values of a fact are alike; a VM's memory differs by pages from boot to boot."""
+    return bool(x == y or (name == "memory_bytes" and size(x) == size(y)))
 
 
 def cell_facts(root: Path = ROOT) -> dict[str, Any]:

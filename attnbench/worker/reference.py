@@ -161,13 +161,9 @@ def plain_attention(
 
 
 def _plain(
-    case: Case,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    do: torch.Tensor | None,
-    admitted: torch.Tensor | None = None,
-) -> PlainResult:
+    case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor | None,
+    admitted: torch.Tensor | None,
+) -> PlainResult:  # fmt: skip
     """As an author would write it; heads are (B·G, H/G, …), those of keys and values (B·G, 1, …).
 
     Its roundings are what others are allowed: a change here is a change of the rule.
@@ -210,13 +206,9 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _with_terms(
-    case: Case,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    do: torch.Tensor | None,
-    admitted: torch.Tensor | None = None,
-) -> PlainResult:
+    case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor | None,
+    admitted: torch.Tensor | None,
+) -> PlainResult:  # fmt: skip
     """The same in float64, and the terms, whose size alone matters, in float32.
 
     Blocks stay in the caches, and are worked on in place; the query heads that share a key/value
