@@ -1,5 +1,7 @@
 """The baselines: softmax(QKᵀ·scale)V with whole score matrices: at once, by head, and compiled."""
 
+from typing import Any
+
 import torch
 
 from attnbench.api import (
@@ -82,28 +84,16 @@ def attend_with(case: Case, sharing: int = 1) -> AttentionCall:
     return attend
 
 
-@attention_builder(
-    "naive",
-    time="n^2 d",
-    memory="n^2",
-    masks=ALL_MASKS,
-    positions=ALL_BIASES,
-    flops=flops,
-    workspace=workspace,
-)
+ROW: Any = {"time": "n^2 d", "memory": "n^2", "masks": ALL_MASKS, "flops": flops}
+
+
+@attention_builder("naive", **ROW, positions=ALL_BIASES, workspace=workspace)
 def build_naive(case: Case) -> AttentionCall:
     """softmax(QKᵀ·scale)V with the whole score matrix."""
     return attend_with(case, case.heads // case.kv_heads)
 
 
-@attention_builder(
-    "naive-heads",
-    time="n^2 d",
-    memory="n^2",
-    masks=ALL_MASKS,
-    flops=flops,
-    workspace=workspace_by_head,
-)
+@attention_builder("naive-heads", **ROW, workspace=workspace_by_head)
 def build_naive_heads(case: Case) -> AttentionCall:
     """The same one head after another, the textbook loop."""
     attend, sharing = attend_with(case), case.heads // case.kv_heads
@@ -123,15 +113,7 @@ def build_naive_heads(case: Case) -> AttentionCall:
     return naive_heads
 
 
-@attention_builder(
-    "naive-compiled",
-    time="n^2 d",
-    memory="n^2",
-    masks=ALL_MASKS,
-    compiles=True,
-    flops=flops,
-    supports=reason_against_compiling,
-)
+@attention_builder("naive-compiled", **ROW, compiles=True, supports=reason_against_compiling)
 def build_naive_compiled(case: Case) -> AttentionCall:
     """Naive under torch.compile, afresh for every case."""
     return compile_alone(build_naive(case))

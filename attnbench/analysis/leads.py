@@ -143,7 +143,7 @@ def _against_baseline(own: dict[str, pd.DataFrame]) -> Iterator[Lead]:
         for _, part in slices(usable, PART):
             row = hardest_case(part).iloc[0]
             others, aside = part[part["case_id"] != row["case_id"]], ""
-            known = known_ratio(row, "speedup")
+            known = ratio_of(row, "speedup")
             if len(others):  # the same way round
                 slower = decided(*known[1:]) < 0
                 ratios = 1 / others["speedup"] if slower else others["speedup"]
@@ -188,9 +188,9 @@ def _fastest(run: Run, frame: pd.DataFrame) -> Iterator[Lead]:
         yield lead
 
 
-def known_ratio(row: Any, name: str) -> Ratio:
-    """A ratio of a row of the table with its ends, None where they are unknown."""
-    ends = (row[name], row[f"{name}_low"], row[f"{name}_high"])
+def ratio_of(row: Any, name: str) -> Ratio:
+    """A number of a row of the table with its ends, None where they are unknown."""
+    ends = (row.get(each) for each in (name, f"{name}_low", f"{name}_high"))
     value, low, high = (None if units.is_unknown(end) else float(end) for end in ends)
     return value, low, high
 
@@ -199,7 +199,7 @@ def approx(row: Any) -> str:
     """How far a method is from exact attention, on normal and on local inputs: `57 %, 12 %`."""
     errors = row["approx_error"], row["approx_error_local"]
     known = [f"{units.digits(100 * e, 2)} %" for e in errors if e is not None and e == e]
-    return ", ".join(known) or units.UNKNOWN
+    return ", ".join(known)
 
 
 def _off(row: Any) -> str:

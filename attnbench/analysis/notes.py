@@ -164,7 +164,11 @@ def doubt_sentence(run: Run, frame: pd.DataFrame) -> str:
     if not found:
         return ""
     text, causes = ", ".join(found), []
-    if (taken := taken_share(timed)) > TAKEN:
+    # On several threads the processor time is unknown: they wait for each other, too.
+    alone = timed[(timed["device"] == "cpu") & (timed["threads"] == 1)]
+    kept = 1 - alone["stolen_share"].fillna(0.0) - alone["throttled_share"].fillna(0.0)
+    taken = 1 - float((alone["cpu_share"].clip(upper=1.0) * kept).mean())  # NaN of no cell
+    if taken > TAKEN:
         causes.append(f"other work took {100 * taken:.0f} % of the samples' processor time")
     if (full := float(timed["full_speed_share"].mean())) < FULL_SPEED_SHARE:
         causes.append(
@@ -175,16 +179,6 @@ def doubt_sentence(run: Run, frame: pd.DataFrame) -> str:
         cause = " and ".join(causes)
         text = f"{cause[0].upper()}{cause[1:]}: {text}"
     return f"{text}; {remedy(run, timed[wide | unsteady])}"
-
-
-def taken_share(timed: pd.DataFrame) -> float:
-    """The processor time that other work took from the samples of one thread / their wall time.
-
-    The mean over cells, 0 where it is not known: several threads wait for each other, too.
-    """
-    alone = timed[(timed["device"] == "cpu") & (timed["threads"] == 1)]
-    kept = 1 - alone["stolen_share"].fillna(0.0) - alone["throttled_share"].fillna(0.0)
-    return 1.0 - float((alone["cpu_share"].clip(upper=1.0) * kept).mean()) if len(alone) else 0.0
 
 
 def fresh_sentence(run: Run, frame: pd.DataFrame) -> str:

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attnbench.analysis.times import (
-    Interval,
-    interval_us,
-    time_us,
-)
+from attnbench.analysis.times import Interval, interval_us, time_us
 from attnbench.base import stats
 from attnbench.schema.record import Record
 

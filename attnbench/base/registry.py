@@ -41,13 +41,13 @@ def require(kind: str, names: Iterable[str], known: Iterable[str], flag: str = "
 class Registry(Generic[T]):
     """Names to items, in order of registration. A duplicate raises; so does an unknown name.
 
-    `kind` and `flag` are what the messages call the thing and the option that names it.
+    `kind` and `flag` are what the messages call the thing and the option that names it; `items`
+    are those that it begins with.
     """
 
-    def __init__(self, kind: str, flag: str = "") -> None:
-        self.kind = kind
-        self.flag = flag
-        self._items: dict[str, T] = {}
+    def __init__(self, kind: str, flag: str = "", items: Mapping[str, T] = {}) -> None:
+        self.kind, self.flag = kind, flag
+        self._items = dict(items)
         self._replaceable: set[str] = set()
 
     def add(self, name: str, item: T) -> T:

@@ -215,11 +215,10 @@ def escape(text: str) -> str:
 
 
 def table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1,
-    numbers: Sequence[bool] | None = None,
-) -> str:  # fmt: skip
-    """Return a GitHub table; columns with `numbers`, or after the first ones, are aligned right."""
-    right = numbers or [i >= text_columns for i in range(len(header))]
+    header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[bool] | None = None
+) -> str:
+    """Return a GitHub table; columns with `numbers`, or after the first one, are aligned right."""
+    right = numbers or [i > 0 for i in range(len(header))]
     rule = ["---:" if number else "---" for number in right]
     lines = [list(map(escape, header)), rule, *([escape(cell) for cell in row] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

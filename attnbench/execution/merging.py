@@ -15,13 +15,7 @@ from attnbench.errors import UsageError
 from attnbench.machine.limits import ceilings_of
 from attnbench.planning.plan import Plan
 from attnbench.schema.record import Record
-from attnbench.store.runs import (
-    RECORDS,
-    Run,
-    environment_key,
-    missing_shards,
-    new_run,
-)
+from attnbench.store.runs import RECORDS, Run, environment_key, missing_shards, new_run
 
 
 def shard_of(whole: Plan, number: int, count: int) -> dict[str, Any]:

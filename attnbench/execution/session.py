@@ -369,11 +369,7 @@ PRESET_ON = {"cpu": "verify", "cuda": "verify-gpu"}
 
 
 def sweep_for_verdicts(
-    settings: Settings,
-    *,
-    impls: tuple[str, ...] = (),
-    output: Path = Path("results"),
-    name: str | None = None,
+    settings: Settings, *, impls: tuple[str, ...], output: Path, name: str | None
 ) -> Events[Path]:
     """Run the sweep that verdicts on growth need on this device; return the run's folder.
 

@@ -46,7 +46,7 @@ def facts(root: Path = ROOT) -> dict[str, Any]:
         "affinity": affinity(),
         "load_1m": load_1m(),
         "governor": governor(root),
-        "smt": _flag(root / _CPUS / "smt/active"),
+        "smt": {"0": False, "1": True}.get(_read(root / _CPUS / "smt/active") or ""),
         "hypervisor": "hypervisor" in flags[1].split() if flags else None,
         "cpu_quota": cpu_quota(root),
         "throttled_us": throttled_us(root),
@@ -64,10 +64,12 @@ _MACHINE = ("device", "device_name", "cores", "memory_bytes", "caches", "cpu_cap
 def same_machine(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Whether two environments are of machines that are alike, as far as both are known."""
     both = {n: (a[n], b[n]) for n in _MACHINE if None not in (a.get(n), b.get(n))}
-    # A virtual machine's memory differs by pages from boot to boot.
-    return "device_name" in both and all(
-        x == y or (name == "memory_bytes" and size(x) == size(y)) for name, (x, y) in both.items()
-    )
+    return "device_name" in both and all(same_fact(name, *pair) for name, pair in both.items())
+
+
+def same_fact(name: str, x: Any, y: Any) -> bool:
+    """Whether two values of a fact are alike; a VM's memory differs by pages from boot to boot."""
+    return bool(x == y or (name == "memory_bytes" and size(x) == size(y)))
 
 
 def cell_facts(root: Path = ROOT) -> dict[str, Any]:
@@ -89,13 +91,10 @@ def ranges(numbers: Sequence[int] | None) -> str | None:
     """Write CPU numbers as the kernel does: `0-3,8`."""
     if numbers is None:
         return None
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], number]
-        else:
-            runs.append([number])
-    return ",".join("-".join(map(str, run)) for run in runs)
+    # In a run the numbers are as far ahead of their places in the list.
+    groups = itertools.groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
+    runs = [[number for _, number in run] for _, run in groups]
+    return ",".join("-".join(map(str, dict.fromkeys((run[0], run[-1])))) for run in runs)
 
 
 def thread_env() -> dict[str, str]:
@@ -261,9 +260,7 @@ MALLOC_VARIABLES: dict[AllocatorPolicy, dict[str, str]] = {
 }
 
 
-def allocator_variables(
-    environment: Mapping[str, str], policy: AllocatorPolicy = "settled"
-) -> dict[str, str]:
+def allocator_variables(environment: Mapping[str, str], policy: AllocatorPolicy) -> dict[str, str]:
     """The variables that a worker starts with; none where the user has chosen an allocator."""
     if any(name.startswith("MALLOC_") or name == "LD_PRELOAD" for name in environment):
         return {}
@@ -289,10 +286,6 @@ def _known(read: Callable[[], T]) -> T | None:
         return read()
     except (AttributeError, OSError, RuntimeError, ValueError, psutil.Error):
         return None
-
-
-def _flag(file: Path) -> bool | None:
-    return {"0": False, "1": True}.get(_read(file) or "")
 
 
 def _read(file: Path) -> str | None:

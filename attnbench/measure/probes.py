@@ -112,10 +112,11 @@ def _profile_on_gpu(call: Callable[[], Any], device: str) -> Profiled:
     )
 
 
-def call_at_peak(call: Callable[[], Any]) -> tuple[Any, int]:
+def call_at_peak(call: Callable[[], Any], of: str = "peak") -> tuple[Any, int]:
     """Run `call` once on CUDA; return its result, and how many bytes it had allocated at once.
 
-    As requested, before the caching allocator rounds them: its own statistics say so.
+    As requested, before the caching allocator rounds them: its own statistics say so. With `of`
+    `current` those that are left after it.
     """
     make_matmul_workspaces()
     with collector_off():
@@ -124,7 +125,7 @@ def call_at_peak(call: Callable[[], Any]) -> tuple[Any, int]:
         before = _cuda_requested("current")
         result = call()
         torch.cuda.synchronize()
-        return result, _cuda_requested("peak") - before
+        return result, _cuda_requested(of) - before
 
 
 def call_kept(call: Callable[[], Any], device: str) -> tuple[Any, int]:
@@ -140,17 +141,11 @@ def call_kept(call: Callable[[], Any], device: str) -> tuple[Any, int]:
         gc.collect(0)
         return result
 
-    with collector_off():
-        if device != "cuda":
-            with profile(use_kineto=True, profile_memory=True) as session:
-                result = call_and_collect()
-            return result, _cpu_bytes(tree_of(session))[1]
-        make_matmul_workspaces()
-        torch.cuda.synchronize()
-        before = _cuda_requested("current")
+    if device == "cuda":
+        return call_at_peak(call_and_collect, "current")
+    with collector_off(), profile(use_kineto=True, profile_memory=True) as session:
         result = call_and_collect()
-        torch.cuda.synchronize()
-        return result, _cuda_requested("current") - before
+    return result, _cpu_bytes(tree_of(session))[1]
 
 
 def make_matmul_workspaces(device: str = "cuda") -> None:
@@ -370,7 +365,7 @@ class Saved(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Take note of the storages that an op has made: those that it was not given."""
         result = func(*args, **(kwargs or {}))
         given, now = (
-            {_address(x) for x in tree_leaves(tree) if isinstance(x, torch.Tensor)}
+            {address(x) for x in tree_leaves(tree) if isinstance(x, torch.Tensor)}
             for tree in ((args, kwargs), result)
         )
         self._made |= now - given
@@ -394,8 +389,8 @@ class Saved(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.bytes is not None:
             return
         alive = [x for x in (packed() for packed in self._packed) if x is not None]
-        sizes = {_address(x): x.untyped_storage().nbytes() for x in alive}
-        self.bytes = sum(size for address, size in sizes.items() if address in self._made)
+        sizes = {address(x): x.untyped_storage().nbytes() for x in alive}
+        self.bytes = sum(size for at, size in sizes.items() if at in self._made)
 
 
 @contextlib.contextmanager
@@ -410,5 +405,6 @@ def watch_saved() -> Iterator[Saved]:
         saved.count()
 
 
-def _address(x: torch.Tensor) -> int:
+def address(x: torch.Tensor) -> int:
+    """Where the storage of a tensor lies: the same for all views of it."""
     return x.untyped_storage().data_ptr()

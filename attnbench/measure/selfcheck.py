@@ -50,19 +50,15 @@ def resolution(clock: Clock, *, batches: int = 1000, delays: Sequence[Call] = ()
     }
 
 
-def cold_and_warm(
-    cold: Clock, warm: Clock, read: Call, *, most: int = 40, budget_s: float = 2.0
-) -> Numbers:
+def cold_and_warm(cold: Clock, warm: Clock, read: Call, *, budget_s: float = 2.0) -> Numbers:
     """Time the same read from memory and from the cache, alternately.
 
     `ratio` is cold / warm with its 95 % interval `low`, `high`: None where a clock saw no time.
-    There are at least seven rounds.
+    There are 40 rounds, or as many as fit into `budget_s`, at least seven.
     """
     read()
-    colds: list[float] = []
-    warms: list[float] = []
-    end = time.perf_counter() + budget_s
-    while len(colds) < most and (time.perf_counter() < end or len(colds) < 7):
+    colds, warms, end = list[float](), list[float](), time.perf_counter() + budget_s
+    while len(colds) < 40 and (time.perf_counter() < end or len(colds) < 7):
         colds.append(cold.batch(read, 1).time_us)
         warm.batch(read, 1)  # brings back what the flush has evicted
         warms.append(warm.batch(read, 1).time_us)

@@ -252,21 +252,17 @@ def _rope(row: Any, kind: str, head_dim: int, left_out: list[str]) -> str:
     if share != 1:
         name, values["share"] = "rope-partial", share
     if scaled != "default":
-        name, keys = ROPE[scaled]["name"], ROPE[scaled]["keys"]
+        name = ROPE[scaled]["name"]
         if scaled in ("yarn", "longrope") and not rope.factor and rope.max_position_embeddings:
             rope.factor = rope.max_position_embeddings / rope.original_max_position_embeddings
         if not (rope.mscale and rope.mscale_all_dim):  # transformers takes both or none
             rope.mscale = rope.mscale_all_dim = None
-        found = {
-            own: _given(rope, key[:-1]) if key.endswith("!") else getattr(rope, key)
-            for own, key in keys.items()
-        }
-        values |= {own: value for own, value in found.items() if value is not None}
+        for own, key in ROPE[scaled]["keys"].items():
+            value = _given(rope, key[:-1]) if key.endswith("!") else getattr(rope, key)
+            values |= {} if value is None else {own: value}
     for key in {"short", "long"} & values.keys():
         if len(values[key]) != head_dim // 2:
             raise UsageError(f"{key}_factor has not {head_dim // 2} numbers, one a pair")
-    texts = [
-        f"{key}={'+'.join(str(+y) for y in (x if isinstance(x, list) else [x]))}"
-        for key, x in values.items()
-    ]
+    parts = {key: x if isinstance(x, list) else [x] for key, x in values.items()}
+    texts = [f"{key}={'+'.join(str(+y) for y in own)}" for key, own in parts.items()]
     return parse_position(":".join([name, *texts])).text

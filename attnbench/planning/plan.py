@@ -268,9 +268,7 @@ def expand(axes: Axes, device: Device, all_threads: int = 1) -> Iterator[Case]:
             yield case
 
 
-def steps_of(
-    sweeps: Iterable[Axes], device: Device, all_threads: int = 1
-) -> dict[str, dict[str, int]]:
+def steps_of(sweeps: Iterable[Axes], device: Device, all_threads: int) -> dict[str, dict[str, int]]:
     """How often each step makes each call: its name, and the ids of cases."""
     found: dict[str, dict[str, int]] = {}
     for axes in (axes for axes in sweeps if axes.step):
@@ -386,9 +384,7 @@ def check_names(sweeps: Iterable[Axes], catalogue: Catalogue, others: Iterable[s
                 )
 
 
-def implementations(
-    axes: Axes, catalogue: Catalogue, own: Iterable[Collection[str]] = ()
-) -> list[str]:
+def implementations(axes: Axes, catalogue: Catalogue, own: Iterable[Collection[str]]) -> list[str]:
     """The implementations of a sweep: those asked for, else all that serve its workload exactly.
 
     `own`, the names that each of the user's files registered, join as in `chosen`.

@@ -90,8 +90,7 @@ class MaskKind:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
 
-MASKS: Registry[MaskKind] = Registry("mask", "--masks")
-for _name, _kind in {
+_MASKS = {
     "full": MaskKind(doc="every query sees every key", make=Mask),
     "causal": MaskKind(
         doc="none after its own place, the last query's being the last key",
@@ -119,8 +118,8 @@ for _name, _kind in {
         make=lambda lengths: Mask(lengths=lengths),
         parameters={"lengths": Parameter(many=True, least=0)},
     ),
-}.items():
-    MASKS.add(_name, _kind)
+}
+MASKS: Registry[MaskKind] = Registry("mask", "--masks", _MASKS)
 
 
 @lru_cache(1024)

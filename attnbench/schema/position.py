@@ -48,9 +48,6 @@ class Encoding:
         return f"{self.doc} ({taken})" if taken else self.doc
 
 
-POSITIONS: Registry[Encoding] = Registry("position encoding", "--positions")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Position:
     """A position encoding with its parameters, `values`; `text` is how it is written shortest."""
@@ -144,7 +141,7 @@ _by_turns = partial(
     wrong=lambda values: None if values["slow"] < values["fast"] else "needs slow below fast",
 )
 
-for _name, _encoding in {
+_ENCODINGS = {
     "none": Encoding(doc="no position encoding", kind="none"),
     "rope": _rotary(doc="rotary (Su et al. 2021, arXiv:2104.09864), halves paired as in Llama"),
     "rope-interleaved": _rotary(
@@ -249,5 +246,5 @@ for _name, _encoding in {
         kind="bias",
         parameters=_HEADS,
     ),
-}.items():
-    POSITIONS.add(_name, _encoding)
+}
+POSITIONS: Registry[Encoding] = Registry("position encoding", "--positions", _ENCODINGS)

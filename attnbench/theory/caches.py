@@ -26,19 +26,13 @@ def context_lengths(case: Case) -> list[int]:
     return [case.mask.length(case.seq_len, item) for item in range(case.batch)]
 
 
-def _first_of_each(case: Case, end: int) -> Mask:
-    """A mask of the keys that each batch item has once the longest has `end`."""
-    new, lengths = end - case.seq_len, context_lengths(case)[: case.mask.items]
-    return parse_mask("padding:" + "+".join(str(n + new) for n in lengths))
-
-
 def _first_keys(case: Case, values: Mapping[str, Any], end: int) -> Seen:
-    return end, _first_of_each(case, end) if case.mask.lengths else case.mask
-
-
-def _whole_buffer(case: Case, values: Mapping[str, Any], end: int) -> Seen:
-    capacity = values["capacity"]
-    return (capacity, _first_of_each(case, end)) if capacity else _first_keys(case, values, end)
+    """The keys that each batch item has once the longest has `end`, of a whole buffer or alone."""
+    capacity = values.get("capacity")
+    if not (capacity or case.mask.lengths):
+        return end, case.mask
+    new, lengths = end - case.seq_len, context_lengths(case)[: case.mask.items]
+    return capacity or end, parse_mask("padding:" + "+".join(str(n + new) for n in lengths))
 
 
 def _window(case: Case) -> int:
@@ -118,8 +112,7 @@ class CacheTraits:
     reason: Callable[[Case, Mapping[str, Any]], str | None] = lambda case, values: None
 
 
-CACHES: Registry[CacheTraits] = Registry("cache", "--caches")
-for _name, _cache in {
+_CACHES = {
     "rerun": CacheTraits(
         doc="no cache: the whole layer over all tokens at each step",
         all_queries=True,
@@ -137,7 +130,6 @@ for _name, _cache in {
         " 4096 tokens, and a mask",
         parameters={"capacity": Parameter(default=0, least=0)},
         ragged=True,
-        seen=_whole_buffer,
         reason=_refuse_capacity,
     ),
     "shared": CacheTraits(
@@ -191,8 +183,8 @@ for _name, _cache in {
         key_bytes=lambda case: as_seen(case).head_dim * case.element_bytes,
         reason=_refuse_latent,
     ),
-}.items():
-    CACHES.add(_name, _cache)
+}
+CACHES: Registry[CacheTraits] = Registry("cache", "--caches", _CACHES)
 
 
 def cache_of(case: Case) -> tuple[CacheTraits, Mapping[str, Any]]:

@@ -62,8 +62,7 @@ def _against_pruning(case: Case, *, heads: int) -> str | None:
     return f"{heads} of {case.heads} heads cannot be pruned{whole}"
 
 
-PROJECTIONS: Registry[ProjectionTraits] = Registry("projection", "--projections")
-for _name, _way in {
+_WAYS = {
     "fused": ProjectionTraits(
         doc="one matrix for q, k and v, its result cut in three", weights=_fused
     ),
@@ -112,8 +111,8 @@ for _name, _way in {
         weights=_fused,
         tied=True,
     ),
-}.items():
-    PROJECTIONS.add(_name, _way)
+}
+PROJECTIONS: Registry[ProjectionTraits] = Registry("projection", "--projections", _WAYS)
 
 
 def _with_heads(case: Case, heads: tuple[int, int]) -> Case:

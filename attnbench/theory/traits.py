@@ -122,8 +122,7 @@ def _reason_against_packing(case: Case) -> str | None:
     return f"packs q, k and v of as many tokens, not {case.seq_len} and {case.kv_len} (--layouts)"
 
 
-TRAITS: Registry[Traits] = Registry("workload", "--workload")
-for _name, _traits in {
+_TRAITS = {
     "attention": Traits(
         doc="q, k, v given: O(n^2 d)", work=_pairs_work, own_reason=_reason_against_packing
     ),
@@ -150,8 +149,8 @@ for _name, _traits in {
         causal=True,
         heads=False,
     ),
-}.items():
-    TRAITS.add(_name, _traits)
+}
+TRAITS: Registry[Traits] = Registry("workload", "--workload", _TRAITS)
 
 
 def impossible(case: Case) -> str | None:

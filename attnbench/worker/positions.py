@@ -150,10 +150,10 @@ def bias_scores(
 
 def bias_gradient(
     case: Case, ds_NRIS: torch.Tensor, query_I: torch.Tensor, *, squares: bool = False
-) -> torch.Tensor | None:
+) -> torch.Tensor | float:
     """Gradient of scaled queries through `bias_scores`, (N, R, I, D), or of squared summands."""
-    if case.position.encoding.kind != "bias" or case.position.name in BY_DISTANCE:
-        return None
+    if case.position.name in BY_DISTANCE:
+        return 0.0
     ds_NRIS = ds_NRIS.to(torch.promote_types(ds_NRIS.dtype, torch.float32))
     vectors_CD = relative_vectors(case, str(ds_NRIS.device)).to(ds_NRIS.dtype)
     column_IS = _clipped(case, _distances(case, query_I)).expand_as(ds_NRIS)

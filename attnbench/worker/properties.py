@@ -25,7 +25,6 @@ from attnbench.worker.trial import IncorrectError
 from attnbench.worker.workloads import WORKLOADS
 
 Property = Callable[[Case, Implementation, Tensors], None]
-PROPERTIES: Registry[Property] = Registry("property")
 HIDDEN_NAN = "hidden-may-be-nan"
 
 
@@ -156,7 +155,7 @@ def gradients(case: Case, impl: Implementation, tensors: Tensors) -> None:
             raise IncorrectError(f"gradients are not those of the output: {text[:200]}") from err
 
 
-for _name, _property in {
+_PROPERTIES: dict[str, Property] = {
     "no-look-ahead": no_look_ahead,
     "batch-and-heads-apart": apart,
     HIDDEN_NAN: hidden_nan,
@@ -164,5 +163,5 @@ for _name, _property in {
     "any-block-size": any_blocks,
     "exact-in-its-limit": exact_in_its_limit,
     "gradcheck": gradients,
-}.items():
-    PROPERTIES.add(_name, _property)
+}
+PROPERTIES: Registry[Property] = Registry("property", items=_PROPERTIES)

@@ -161,13 +161,9 @@ def plain_attention(
 
 
 def _plain(
-    case: Case,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    do: torch.Tensor | None,
-    admitted: torch.Tensor | None = None,
-) -> PlainResult:
+    case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor | None,
+    admitted: torch.Tensor | None,
+) -> PlainResult:  # fmt: skip
     """As an author would write it; heads are (B·G, H/G, …), those of keys and values (B·G, 1, …).
 
     Its roundings are what others are allowed: a change here is a change of the rule.
@@ -193,7 +189,8 @@ def _plain(
         dweights = _product(do[..., rows, :], v.mT)
         dscores = weights * (dweights - (weights * dweights).sum(-1, keepdim=True))
         dq[..., rows, :] = _product(dscores, k) * case.softmax_scale
-        if biased and (dbias := positions.bias_gradient(case, dscores, at_I[rows])) is not None:
+        if biased:
+            dbias = positions.bias_gradient(case, dscores, at_I[rows])
             dq[..., rows, :] += dbias * case.softmax_scale
         # The products sum over the query heads that share a key/value head, too.
         dk += _product((dscores * case.softmax_scale).mT, q[..., rows, :]).sum(1, keepdim=True)
@@ -209,13 +206,9 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _with_terms(
-    case: Case,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    do: torch.Tensor | None,
-    admitted: torch.Tensor | None = None,
-) -> PlainResult:
+    case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor | None,
+    admitted: torch.Tensor | None,
+) -> PlainResult:  # fmt: skip
     """The same in float64, and the terms, whose size alone matters, in float32.
 
     Blocks stay in the caches, and are worked on in place; the query heads that share a key/value
@@ -277,13 +270,12 @@ def _with_terms(
             if biased:
                 summands = uncancelled.view(*heads, -1), at_I[rows]
                 dbias = positions.bias_gradient(case, *summands, squares=True)
-                dq_squares[at] += 0 if dbias is None else dbias * case.softmax_scale**2
+                dq_squares[at] += dbias * case.softmax_scale**2
             dscores = dweights.sub_(mean).mul_(weights)
             dk[some].baddbmm_(dscores.mT, q_PMD)
             dq[at] = (dscores @ k_PSD).view(*heads, -1)
             if biased:
-                dbias = positions.bias_gradient(case, dscores.view(*heads, -1), at_I[rows])
-                dq[at] += 0 if dbias is None else dbias
+                dq[at] += positions.bias_gradient(case, dscores.view(*heads, -1), at_I[rows])
     lse_bound = unsure + math.log(case.kv_len)  # |lse| is at most this
     # A score's error moves its weight w by w·(1 − w) of that. Three roundings, of q, of k and of
     # the score, each uniform in ± eps/2, are off by eps·√(3/12) of it in the root mean square.

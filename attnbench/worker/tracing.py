@@ -30,14 +30,7 @@ from attnbench.measure.sampling import StoppingRule, Target, warm_up
 from attnbench.measure.watch import collector_off
 from attnbench.schema.case import Case
 from attnbench.schema.messages import CellTraced, Trace
-from attnbench.schema.profile import (
-    Live,
-    Memory,
-    Note,
-    Op,
-    Profile,
-    Unprofiled,
-)
+from attnbench.schema.profile import Live, Memory, Note, Op, Profile, Unprofiled
 from attnbench.schema.record import Record, Status
 from attnbench.theory.costs import OPAQUE_FORMULAS
 from attnbench.worker.checking import Entry, Reporter

@@ -228,11 +228,11 @@ class Trial:
             self.restore_settings(grad=bound.grad)  # before the harness computes anything
             return result
 
-        inputs = {x.untyped_storage().data_ptr() for x in self.tensors.values()}
+        inputs = {probes.address(x) for x in self.tensors.values()}
         # A profiler around a compilation breaks it.
         if first and not self.impl.compiles and not self.checks_alone:
             result, kept_bytes = probes.call_kept(poisoned_call, self.case.device)
-            storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in leaves(result)}
+            storages = {probes.address(x): x.untyped_storage() for x in leaves(result)}
             own = sum(storage.nbytes() for at, storage in storages.items() if at not in inputs)
             self.metrics["memory_retained_bytes"] = max(0, kept_bytes - own)
         else:
@@ -245,9 +245,7 @@ class Trial:
         if first and (self.checks_alone or self.last_call_s < _TWICE_S):
             again = poisoned_call(1.0)  # what is read before it was written differs, too
             if self.case.workload == "attention":
-                one, other = (
-                    {x.untyped_storage().data_ptr() for x in leaves(r)} for r in (result, again)
-                )
+                one, other = ({probes.address(x) for x in leaves(r)} for r in (result, again))
                 how = "declared" if self.impl.reuses_output else "yes"
                 self.metrics["reuses_output"] = how if (one & other) - inputs else "no"
             exact, differing = compare_calls(outputs, bound.named(again), reference)
@@ -263,7 +261,7 @@ class Trial:
             self.metrics["fault"] = json.dumps(fault)
         with torch.no_grad():
             for x in leaves(result):
-                if x.untyped_storage().data_ptr() not in inputs and x.is_floating_point():
+                if probes.address(x) not in inputs and x.is_floating_point():
                     x.fill_(torch.nan)
         self.result = self.result.worse(found) if not first else found
         for name in ("error_max", "error_rmse", "error_ratio"):

@@ -66,17 +66,14 @@ def variants(
     tiled, first = [head % case.kv_heads for head in range(case.heads)], [0] * case.heads
     for code, group_H in (("heads-tiled", tiled), ("first-head", first)):
         yield code, of("kv", operator.itemgetter((slice(None), group_H)), kv_heads=case.heads)
+    across = operator.methodcaller("transpose", 1, 2)
     for names in ("q", "k", "v", "kv", "qkv"):
         yield f"strides-{names}", of(names, _dense)
-        yield (
-            f"strides-{names}:BLHD",
-            of(names, lambda x: _dense(x.transpose(1, 2)).transpose(1, 2)),
-        )
+        yield f"strides-{names}:BLHD", of(names, lambda x: across(_dense(across(x))))
         if before:
             yield f"kept-{names}", of(names, torch.clone, before)
     if case.seq_len % case.kv_len == 0:
         sizes = {"heads": case.seq_len, "kv_heads": case.kv_len, "kv_len": case.kv_heads}
-        across = operator.methodcaller("transpose", 1, 2)
         swapped = of("qkv", across, **sizes, seq_len=case.heads, position=NONE)
         yield "layout-swapped", lambda: across(swapped())
     if case.position.encoding.kind in ("rotary", "bias"):

@@ -225,11 +225,11 @@ def tell(message: str) -> None:
 
 def show(ended: Ended) -> None:
     """Print what a part found, and end with its exit code."""
-    from attnbench.report.render.tables import table
+    from attnbench.report.render.tables import grid, shown
 
     for found in ended.tables:
         click.echo(f"\n{found.title}")
-        click.echo(table(found.header, found.rows, right=found.header[1:]), nl=False)
+        click.echo(shown(grid(found.header, found.rows, right=found.header[1:])), nl=False)
         if found.note:
             say(found.note)
     for line in ended.lines:

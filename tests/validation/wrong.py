@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.errors import UsageError
-from attnbench.report.render.tables import table
+from attnbench.report.render.tables import grid, shown
 from tests.validation import reported_kernels
 from tests.validation.wrong_kernels import RIGHT, SAYS
 
@@ -110,7 +110,7 @@ def tables(found: list[Said]) -> Iterator[str]:
             of = said.passed + said.failed
             rows.append((said.name, said.verdict + mark, str(said.failed), str(of), words, first))
             rows += [("", "", "", "", "", line) for line in more]
-        yield table(header, rows, right=["failed", "of"])
+        yield shown(grid(header, rows, right=["failed", "of"]))
     explained = sum(said.explained for said in wrong)
     yield (
         f"{sum(said.well for said in wrong)} of {len(wrong)} wrong kernels found, {explained}"

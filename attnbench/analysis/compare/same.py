@@ -15,12 +15,11 @@ from scipy import special
 from attnbench.analysis.apart import Key, Shift, Spread, Times, common_shift, residuals, scale
 from attnbench.analysis.compare.sources import Source, SourceCell, of_entry, of_run, read
 from attnbench.analysis.history.entries import FILE, read_file
-from attnbench.base import units
 from attnbench.errors import AttnbenchError, StoreError
-from attnbench.machine.host import same_machine
+from attnbench.machine.host import same_fact, same_machine
 from attnbench.schema.case import Case
 from attnbench.store.folder import SWEEP, RunFolder
-from attnbench.store.runs import load_info, load_run
+from attnbench.store.runs import PASSING, load_info, load_run
 
 Verdict = Literal["slower", "faster", "no change seen", "not comparable"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -34,7 +33,6 @@ FREEDOM = 8
 LEAST_SHIFT = math.log(1.01)  # a shift of all cells below this is not worth a verdict
 UNEQUAL = 0.3  # what a neighbour adds to the time of a group differs by so much from cell to cell
 MOST_RUNS = 20  # of history: the latest
-VOLATILE = ("ceilings", "load_1m")
 HOW = ("allocator", "matmul_precision")  # of a run, beside what each cell was timed by:
 HOW_CELL = ("l2", "timer")
 # Runs of one machine that were measured like this have the same noise.
@@ -80,14 +78,9 @@ class Compared:
 
 def environment_changes(a: Source, b: Source) -> list[tuple[str, Any, Any]]:
     """Name and both values of each fact of the environments that differs, or is known in one."""
-    names = [n for n in dict.fromkeys([*a.environment, *b.environment]) if n not in VOLATILE]
+    names = [n for n in dict.fromkeys([*a.environment, *b.environment]) if n not in PASSING]
     both = [(name, a.environment.get(name), b.environment.get(name)) for name in names]
-    # A virtual machine's memory differs by pages from boot to boot.
-    return [
-        (name, x, y)
-        for name, x, y in both
-        if x != y and not (name == "memory_bytes" and units.size(x) == units.size(y))
-    ]
+    return [fact for fact in both if not same_fact(*fact)]
 
 
 def compare(before: Source, after: Source, noise: Spread) -> Compared:

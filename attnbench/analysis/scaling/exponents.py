@@ -10,13 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from attnbench.analysis.scaling import slopes
-from attnbench.analysis.scaling.decide import (
-    FINEST,
-    TO_REFUTE,
-    ExponentEvidence,
-    decide,
-    needed,
-)
+from attnbench.analysis.scaling.decide import FINEST, TO_REFUTE, ExponentEvidence, decide, needed
 from attnbench.analysis.scaling.results import (
     NOUNS,
     ExponentFit,

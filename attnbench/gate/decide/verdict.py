@@ -125,8 +125,11 @@ def _conclusion(run: GateRun, rows: tuple[Row, ...], controls: Controls) -> tupl
         control = f"the positive control of {threshold} was not found"
         return ExitCode.INCONCLUSIVE, f"blind: {control}: {missing(run, controls)}"
     words = tally(of, ("ok", "improved", "not comparable"))
-    said = f"no regression of {threshold} or more: {words}", removed, _caution(run)
-    return ExitCode.OK, "; ".join(filter(None, said))
+    facts = [f"no regression of {threshold} or more: {words}", removed]
+    if disturbed := sum("counted_despite" in found.facts for found in run.rounds):
+        rounds = sum(found.discarded is None for found in run.rounds)
+        facts.append(f"the machine was disturbed in {disturbed} of the {rounds} rounds that count")
+    return ExitCode.OK, "; ".join(filter(None, facts))
 
 
 def missing(run: GateRun, controls: Controls) -> str:
@@ -144,11 +147,3 @@ def missing(run: GateRun, controls: Controls) -> str:
     if run.over_budget or controls.rounds < controls.look:
         return f"{words}; raise --budget or rerun"
     return f"{words}; rerun on a quieter machine, or raise --threshold"
-
-
-def _caution(run: GateRun) -> str:
-    """What a reader of a green line must know of the machine."""
-    if disturbed := sum("counted_despite" in found.facts for found in run.rounds):
-        rounds = sum(found.discarded is None for found in run.rounds)
-        return f"the machine was disturbed in {disturbed} of the {rounds} rounds that count"
-    return ""

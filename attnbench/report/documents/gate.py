@@ -49,7 +49,8 @@ def document(run: GateRun, outcome: Outcome, file: Path | None = None) -> doc.Do
         rows=[(*_cells(name, row), of) for (_, name, row), of in zip(rows, found, strict=True)],
     )  # fmt: skip
     figure = doc.Figure(title="A dot for every round", draw="rounds.draw_all", of=(run, outcome))
-    versions = _versions(run)
+    pairs = (run.base, run.candidate), (run.candidate, run.base)
+    versions = {of.name: _version(of, other) for of, other in pairs}
     count = units.counted(len(rows), "cell")
     counts = units.tally((row.verdict for row in outcome.rows), VERDICTS)
     commands = [("why", line) for line in profiles(run, outcome)]
@@ -164,14 +165,6 @@ def _controls(run: GateRun, outcome: Outcome) -> Iterator[doc.Finding]:
     null = doc.Value(found.null_ratio, "change")
     reason = doc.sentence(text, null=null, why=found.untrusted or "")
     yield doc.Finding(sign=sign, verdict=verdict, subject=name, reason=reason, test=(SUITE, name))
-
-
-def _versions(run: GateRun) -> dict[str, str]:
-    """What was held against what, by name: base is `main (3f2a91c0d1)`."""
-    return {
-        run.base.name: _version(run.base, run.candidate),
-        run.candidate.name: _version(run.candidate, run.base),
-    }
 
 
 def _alike(run: GateRun) -> Iterator[str]:

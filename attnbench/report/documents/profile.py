@@ -234,14 +234,9 @@ def _difference(found: Difference) -> Iterator[doc.Part]:
 def _summary(found: Difference) -> Iterator[doc.Words]:
     single = found.ops
     most = [of for of in single if abs(of.delta_us) >= 0.02 * abs(found.delta_us)][:3]
-    figures: dict[str, doc.Value] = {}
-    words = []
-    for i, of in enumerate(most):
-        words.append(f"{{op{i}}} {{by{i}}} ({of.what})")
-        figures |= {
-            f"op{i}": doc.Value(brief(of.name)),
-            f"by{i}": doc.Value(of.delta_us, "delta_us"),
-        }
+    words = [f"{{op{i}}} {{by{i}}} ({of.what})" for i, of in enumerate(most)]
+    figures = {f"op{i}": doc.Value(brief(of.name)) for i, of in enumerate(most)}
+    figures |= {f"by{i}": doc.Value(of.delta_us, "delta_us") for i, of in enumerate(most)}
     text = f"{units.counted(len(single), 'op')} changed" + ": " * bool(most) + ", ".join(words)
     yield doc.sentence(text if single else "no op changed beyond noise", **figures)
     if found.common is not None and abs(math.log(found.common or 1.0)) > _COMMON:

@@ -15,7 +15,7 @@ from attnbench.analysis.axes import fixed, heading, label, label_axes, slices, v
 from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.crossovers import Crossover, crossovers
 from attnbench.analysis.highlights import failed_sentence, highlights, measured_on
-from attnbench.analysis.leads import approx, tie
+from attnbench.analysis.leads import approx, ratio_of, tie
 from attnbench.analysis.scaling import scaling
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.base import units
@@ -73,8 +73,7 @@ def _speed(row: Row) -> doc.Value:
 
 def _value(row: Row, name: str, unit: doc.Unit) -> doc.Value:
     """A column of the records table with its interval, where it has one."""
-    known: Any = (row.get(each) for each in (name, f"{name}_low", f"{name}_high"))
-    number, low, high = (None if units.is_unknown(x) else float(x) for x in known)
+    number, low, high = ratio_of(row, name)
     return doc.Value(number, unit, low, high)
 
 
@@ -83,11 +82,6 @@ def _mask(row: Row) -> doc.Cell:
         return doc.Value(None)
     shares = units.percent(row["mask_density"]), units.percent(row["mask_block_density"])
     return ", ".join((*shares, units.time(row["mask_build_us"])))
-
-
-def _approx(row: Row) -> doc.Cell:
-    text = approx(row)
-    return doc.Value(None) if text == units.UNKNOWN else text
 
 
 # By the name in JSON: header, the columns of the export that it shows, and its value.
@@ -103,7 +97,8 @@ SUMMARY: dict[str, tuple[str, tuple[str, ...], Callable[[Row], doc.Cell]]] = {
     "cache": ("cache holds", ("cache_bytes",), lambda row: _value(row, "cache_bytes", "bytes")),
     "error": ("error / allowed", ("error_ratio",),
               lambda row: _value(row, "error_ratio", "number")),
-    "approx": ("off exact, local", ("approx_error", "approx_error_local"), _approx),
+    "approx": ("off exact, local", ("approx_error", "approx_error_local"),
+               lambda row: approx(row) or doc.Value(None)),
     "mask": ("mask: pairs, blocks, built", ("mask_density", "mask_block_density", "mask_build_us"),
              _mask),
     "status": ("status", ("status",), lambda row: str(row["status"])),
@@ -321,16 +316,14 @@ def _spent(run: Run) -> Iterator[doc.Part]:
     stages = sorted(table.spent(run), key=lambda item: -item[1])
     total = sum(seconds for _, seconds in stages)
     if total:
-        text = "{wall}: " + ", ".join(
-            f"{name} {{{i}}} ({{{i}_share}})" for i, (name, _) in enumerate(stages)
-        )
-        known: dict[str, doc.Value] = {"wall": doc.Value(total, "s")}
-        for i, (_, seconds) in enumerate(stages):
+        words = [f"{name} {{{i}}} ({{{i}_share}})" for i, (name, _) in enumerate(stages)]
+        known = {"wall": doc.Value(total, "s")}
+        for i, (_, spent_s) in enumerate(stages):
             known |= {
-                f"{i}": doc.Value(seconds, "s"),
-                f"{i}_share": doc.Value(seconds / total, "share"),
+                f"{i}": doc.Value(spent_s, "s"),
+                f"{i}_share": doc.Value(spent_s / total, "share"),
             }
-        yield doc.Text([doc.sentence(text, **known)])
+        yield doc.Text([doc.sentence("{wall}: " + ", ".join(words), **known)])
 
 
 def _limits(run: Run) -> Iterator[doc.Part]:
@@ -353,7 +346,7 @@ def limit_rows(environment: Mapping[str, Any]) -> list[tuple[str, doc.Value, doc
     known = limits.peaks_of(environment.get("device_name"))
     gbps, cache = (1e3 * known[1].memory_tbps, known[1].cache_bytes) if known else (None, None)
     rows: dict[str, tuple[doc.Value, doc.Value]] = {}
-    unknown = doc.Value(None)
+    unknown, sheet_gbps = doc.Value(None), doc.Value(gbps, "gbps")
     for threads in counts:
         found = limits.ceilings_of(environment, threads)
         where = f", {units.counted(threads, 'thread')}" if len(counts) > 1 else ""
@@ -361,11 +354,8 @@ def limit_rows(environment: Mapping[str, Any]) -> list[tuple[str, doc.Value, doc
             sheet = limits.peak_tflops(environment, dtype)
             rows[f"matmul, {dtype}{where}"] = doc.Value(rate, "tflops"), doc.Value(sheet, "tflops")
         rows |= {
-            f"read{where}": (doc.Value(found.read_gbps, "gbps"), doc.Value(gbps, "gbps")),
-            f"copy, read and written{where}": (
-                doc.Value(found.copy_gbps, "gbps"),
-                doc.Value(gbps, "gbps"),
-            ),
+            f"read{where}": (doc.Value(found.read_gbps, "gbps"), sheet_gbps),
+            f"copy, read and written{where}": (doc.Value(found.copy_gbps, "gbps"), sheet_gbps),
             f"cheapest op{where}": (doc.Value(found.launch_us, "us"), unknown),
             f"cheapest op, cold{where}": (doc.Value(found.launch_cold_us, "us"), unknown),
             f"measured{where}": (doc.Value(found.measured or None), unknown),

@@ -30,7 +30,8 @@ def render(
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
         return environment.get_template("document.html.jinja").render(
-            document=document, written=written, kind=_kind, colours=_colours(document.sections),
+            document=document, written=written, kind=_kind,
+            looks=looks_of(_impls(document.sections)),
             drawn=lambda figure: _drawn(figure, folder or Path(scratch), failed),
         )  # fmt: skip
 
@@ -38,11 +39,6 @@ def render(
 def _data_uri(svg: bytes) -> str:
     """An SVG inside a page, which isolates it from the page's ids and styles."""
     return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode('ascii')}"
-
-
-def _colours(parts: Sequence[doc.Part]) -> dict[str, str]:
-    """The colour of each implementation that a table names, as in the figures."""
-    return {name: look.colour for name, look in looks_of(_impls(parts)).items()}
 
 
 def _impls(parts: Sequence[doc.Part]) -> Iterator[str]:

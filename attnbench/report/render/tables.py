@@ -91,17 +91,6 @@ def shown(*parts: RenderableType, to: Console | None = None) -> str:
     return re.sub(r" +$", "", text, flags=re.MULTILINE)
 
 
-def table(
-    header: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    right: Collection[str] = (),
-    spare: Sequence[str] = (),
-    cut: str = "",
-) -> str:
-    """A table as text, ready to print; the arguments are those of `grid`."""
-    return shown(grid(header, rows, right, spare=spare, cut=cut))
-
-
 def _without_middle(text: Text, width: int) -> Text:
     """At most `width` letters, the first and the last ones."""
     if len(text) <= width:
