@@ -141,7 +141,7 @@ _by_turns = partial(
     wrong=lambda values: None if values["slow"] < values["fast"] else "needs slow below fast",
 )
 
-_ENCODINGS = {
+_POSITIONS = {
     "none": Encoding(doc="no position encoding", kind="none"),
     "rope": _rotary(doc="rotary (Su et al. 2021, arXiv:2104.09864), halves paired as in Llama"),
     "rope-interleaved": _rotary(
@@ -247,4 +247,4 @@ _ENCODINGS = {
         parameters=_HEADS,
     ),
 }
-POSITIONS: Registry[Encoding] = Registry("position encoding", "--positions", _ENCODINGS)
+POSITIONS: Registry[Encoding] = Registry("position encoding", "--positions", _POSITIONS)

@@ -62,7 +62,7 @@ def _against_pruning(case: Case, *, heads: int) -> str | None:
     return f"{heads} of {case.heads} heads cannot be pruned{whole}"
 
 
-_WAYS = {
+_PROJECTIONS = {
     "fused": ProjectionTraits(
         doc="one matrix for q, k and v, its result cut in three", weights=_fused
     ),
@@ -112,7 +112,7 @@ _WAYS = {
         tied=True,
     ),
 }
-PROJECTIONS: Registry[ProjectionTraits] = Registry("projection", "--projections", _WAYS)
+PROJECTIONS: Registry[ProjectionTraits] = Registry("projection", "--projections", _PROJECTIONS)
 
 
 def _with_heads(case: Case, heads: tuple[int, int]) -> Case:
