@@ -89,8 +89,8 @@ WRONG_SWEEPS = {
     "a case with an unknown key": (["--case", "B=2,mak=causal"], ["'mak' (--case B=2", "'mask'?"]),
     "a case with a count of 0": (["--case", "B=2,count=0"], ["--case B=2,count=0: count", "'0'"]),
     "a case without a value": (["--case", "B=2,H"], ["--case B=2,H: write it as KEY=VALUE"]),
-    "a case with two lengths": (["--case", "L=4,n=5"], ["--case L=4,n=5: n takes one value"]),
-    "a case that is two": (["--case", "L=64..128"], ["--case L=64..128: L takes one value"]),
+    "a case with two lengths": (["--case", "L=4,n=5"], ["--case L=4,n=5: n is given twice"]),
+    "a case that is two": (["--case", "L=64..128"], ["--case L=64..128: L is given twice"]),
     "a case of sizes that do not fit": (["--case", "H=4,G=3"], ["--kv-heads must divide --heads"]),
     "no file of cases": (["--cases", "none.csv"], ["cannot read none.csv (--cases): No such file"]),
     "unknown model": (["--model", "llama"], ["--model llama:", "'llama-3.1-8b'?", "config.json"]),
@@ -105,7 +105,7 @@ WRONG_SWEEPS = {
     "latents in a layer": (
         ["--model", "deepseek-v3", "--workload", "layer"], ["--workload layer has not all parts"]
     ),
-    "no config": (["--model", "no/config.json"], ["no/config.json: cannot read it: No such file"]),
+    "no config": (["--model", "no/config.json"], ["cannot read no/config.json: No such file"]),
     "unknown preset": (["--preset", "quik"], ["--preset", "'quick'?", "gpu"]),
     "heads that do not divide": (["--kv-heads", "3"], ["--kv-heads must divide --heads", "3", "4"]),
     "doubling past its end": (["--seq-lens", "128..1000"], ["128..512 or 128..1024"]),
