@@ -92,12 +92,12 @@ def test_a_step_is_the_sum_of_its_calls_by_their_counts(tmp_path, monkeypatch):
     assert "--seq-lens" not in words
     found = shown(run)
     assert {(title, row[0].number) for (title, _), row in found.items()} == {
-        (f"{count} × the list B={batch}{text}", count)
+        (f"{count} × call B={batch}{text}", count)
         for batch in (1, 2)
         for text, count in ((f", B={batch} n=64", 3), (f", B={batch} n=128", 5), ("", 8))
     }
     own = frame[(frame["impl"] == "sdpa") & (frame["batch"] == 2)].set_index("seq_len")
-    _, time, speed = found["8 × the list B=2", "sdpa"]
+    _, time, speed = found["8 × call B=2", "sdpa"]
     weights = own["time_us"] * pd.Series({64: 3, 128: 5})
     assert time.number == pytest.approx(weights.sum())
     assert time.low <= time.number <= time.high
@@ -106,5 +106,5 @@ def test_a_step_is_the_sum_of_its_calls_by_their_counts(tmp_path, monkeypatch):
     failed = replace(last, status="oom", reason="out of memory", samples=())
     records = [failed if record is last else record for record in run.records]
     found = shown(replace(run, records=records))
-    assert found["8 × the list B=2", "sdpa"][1].number is None
-    assert found["8 × the list B=2", "naive"][1].number is not None
+    assert found["8 × call B=2", "sdpa"][1].number is None
+    assert found["8 × call B=2", "naive"][1].number is not None

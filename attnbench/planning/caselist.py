@@ -75,7 +75,7 @@ def _one(where: str, pairs: Iterable[tuple[Any, Any]], workload: str) -> Axes:
             if len(values) > 1 or axis.keyword in given:
                 raise UsageError(f"{where}: {key} is given twice, or has several values")
             given[axis.keyword] = values[0]
-    axes = Axes(**{"workload": workload, "step": "the list", **given})
+    axes = Axes(**{"workload": workload, "step": "call", **given})
     try:
         next(expand(axes, "cpu"))
     except UsageError as err:

@@ -161,8 +161,6 @@ def _why(
         return {"explained": list(explained), **figures}
     if not attention or not small:
         return {"explained": None if finite.all() else []}
-    if got[..., 0].numel() == 1:  # of a single row any story can be told
-        return {"explained": None}
     by_row = (got - value).square().mean(-1).sqrt()
     if by_row.max() > _EVEN * by_row.median():
         return {"explained": []}  # rounding is about alike in all rows

@@ -207,7 +207,7 @@ def wrong(kernels: tuple[str, ...] | None, dtypes: tuple[str, ...] | None) -> No
     """Check kernels that are wrong as people's are, and right ones of unusual make.
 
     For each the sentences that `attnbench check` says, and whether the expected words are in them.
-    Exits 1 if a wrong one is not found, or a right one is called wrong. About 6 minutes.
+    Exits 1 if a wrong one is not found, or a right one is called wrong. About a quarter of an hour.
     """
     from tests.validation.wrong import examine, tables
 
