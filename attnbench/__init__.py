@@ -87,8 +87,6 @@ def sweep(
     from attnbench.planning.models import asked_sweeps
     from attnbench.planning.plan import Axes
 
-    one = (str, int, float, type(None))
-    axes = {n: value if isinstance(value, one) else tuple(value) for n, value in axes.items()}
     asked = Axes(**axes)
     given = {"workload": axes.get("workload"), "impls": asked.impls, **asked.values}
     own: dict[str, Any] = {"model": model and str(model), "step": step, "tokens": tokens}
@@ -108,7 +106,13 @@ def sweep(
         name=name,
         baseline=baseline,
         options=_typed(
-            {**(settings or {}), "files": chosen.files or None, "baseline": baseline, **own, **axes}
+            {
+                **(settings or {}),
+                "files": chosen.files or None,
+                "baseline": baseline,
+                **own,
+                **given,
+            }
         ),
     )
     path = follow(start(request))

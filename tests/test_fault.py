@@ -402,6 +402,15 @@ def test_each_call_draws_random_numbers_of_its_own(checked):
     assert len(set(drawn)) == len(drawn) == 4
 
 
+def test_what_overflows_alike_in_both_calls_is_not_random(checked):
+    def overflows(q, k, v, *, causal, scale):
+        o = attend(q, k, v, scale=scale).clone()
+        o[:, :, 0], o[:, :, 1] = torch.inf, torch.nan
+        return o
+
+    assert checked(overflows)["code"] == "not-finite"
+
+
 def test_memory_that_is_read_before_it_is_written_is_told_so(checked):
     def last_row(q, k, v, *, causal, scale):
         o = torch.empty_like(q)

@@ -143,7 +143,7 @@ def _against_baseline(own: dict[str, pd.DataFrame]) -> Iterator[Lead]:
         for _, part in slices(usable, PART):
             row = hardest_case(part).iloc[0]
             others, aside = part[part["case_id"] != row["case_id"]], ""
-            known = ratio_of(row, "speedup")
+            known = number_of(row, "speedup")
             if len(others):  # the same way round
                 slower = decided(*known[1:]) < 0
                 ratios = 1 / others["speedup"] if slower else others["speedup"]
@@ -188,7 +188,7 @@ def _fastest(run: Run, frame: pd.DataFrame) -> Iterator[Lead]:
         yield lead
 
 
-def ratio_of(row: Any, name: str) -> Ratio:
+def number_of(row: Any, name: str) -> Ratio:
     """A number of a row of the table with its ends, None where they are unknown."""
     ends = (row.get(each) for each in (name, f"{name}_low", f"{name}_high"))
     value, low, high = (None if units.is_unknown(end) else float(end) for end in ends)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Any
 
 import pandas as pd
@@ -69,14 +69,13 @@ def _serious(record: Record) -> Iterator[tuple[str, str]]:
         (us[:i], us[i:]) for us in of_each for i in range(max(3, len(us) // 2), len(us) - 1)
         if min(us[:i]) > FALLS * max(us[i:])
     )  # fmt: skip
-    for before, after in islice(falling, 1):
+    if settled := next(falling, None):
+        before, after = settled
         took = f"{units.time(median(before))} in {len(before)} samples"
         yield "settling", f"it took {took}, then {units.time(median(after))}: it had not settled"
     if metrics.get("compiled") == "no":
-        yield (
-            "not-compiled",
-            "nothing was compiled for it: it ran eagerly, or on another cell's code",
-        )
+        why = "nothing was compiled for it: it ran eagerly, or on another cell's code"
+        yield "not-compiled", why
     if changed := metrics.get("meddles"):
         yield "meddles", f"it changes {changed} for the process; put back"
 

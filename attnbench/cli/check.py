@@ -97,9 +97,9 @@ def _check(
     from attnbench.schema.check import CheckResult
     from attnbench.theory.traits import case_label
 
-    flags = given()
-    own = {name: options.pop(name) for name in {*AXIS_FIELDS} - {"dtypes"} if name in options}
-    asked = {name: value for name, value in own.items() if name in flags}
+    flags, others = given(), ("impls", "dtypes")
+    axes = {name: options.pop(name) for name in AXIS_FIELDS if name not in others}
+    asked = {name: value for name, value in axes.items() if name in flags}
     options["axes"] = Axes(**asked) if asked else None
     lines = verbose and not as_json and format_ == "text"
 

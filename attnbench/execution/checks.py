@@ -56,8 +56,9 @@ def run_checks(
         smaller = named(filter(None, shrunk), catalogue)
         wanted_names = list(dict.fromkeys([*wanted_names, *smaller]))
         rows |= {name: rows[base_name(name)] for name in wanted_names}
-        items = battery(catalogue.device, dtypes)  # type: ignore[arg-type]
-        if axes is not None:
+        if axes is None:
+            items = battery(catalogue.device, dtypes)  # type: ignore[arg-type]
+        else:
             passes = ("forward",) if axes.workload == "decode" else ("both", "forward")
             axes = axes.having(**{"passes": passes, "dtypes": dtypes} | dict(axes.values))
             items = [Item(name="as asked", case=case) for case in expand(axes, catalogue.device)]

@@ -182,9 +182,9 @@ def _failure(
 def pattern(failed: Sequence[Item], passed: Sequence[Item]) -> tuple[tuple[str, ...], int]:
     """The one or two features of all failed items that fewest passed ones have; how many have them.
 
-    With it another that tells the same items, of another kind (it shares no word). Nothing is named
-    that more than 5 % of the passed items have; nor what may be chance by Fisher's exact test, the
-    number of features counted for each that is named, except what just the failed items have.
+    A single feature is joined by another that picks the same items, if they share no word. Nothing
+    is named that more than 5 % of the passed items have, nor what may be chance by Fisher's exact
+    test, corrected for the number of features; except what just the failed items have.
     """
     every = [features(item) for item in (*failed, *passed)]
     names = [n for n in every[0] if all(has.get(n) for has in every[: len(failed)])]

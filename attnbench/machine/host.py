@@ -91,7 +91,7 @@ def ranges(numbers: Sequence[int] | None) -> str | None:
     """Write CPU numbers as the kernel does: `0-3,8`."""
     if numbers is None:
         return None
-    # In a run the numbers are as far ahead of their places in the list.
+    # Within a run a number less its position in the list stays the same.
     groups = itertools.groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
     runs = [[number for _, number in run] for _, run in groups]
     return ",".join("-".join(map(str, dict.fromkeys((run[0], run[-1])))) for run in runs)

@@ -112,12 +112,16 @@ def _profile_on_gpu(call: Callable[[], Any], device: str) -> Profiled:
     )
 
 
-def call_at_peak(call: Callable[[], Any], of: str = "peak") -> tuple[Any, int]:
+def call_at_peak(call: Callable[[], Any]) -> tuple[Any, int]:
     """Run `call` once on CUDA; return its result, and how many bytes it had allocated at once.
 
-    As requested, before the caching allocator rounds them: its own statistics say so. With `of`
-    `current` those that are left after it.
+    As requested, before the caching allocator rounds them: its own statistics say so.
     """
+    return _on_cuda(call, "peak")
+
+
+def _on_cuda(call: Callable[[], Any], of: str) -> tuple[Any, int]:
+    """The result of a call, and the `peak` or `current` bytes it has allocated."""
     make_matmul_workspaces()
     with collector_off():
         torch.cuda.synchronize()
@@ -142,7 +146,7 @@ def call_kept(call: Callable[[], Any], device: str) -> tuple[Any, int]:
         return result
 
     if device == "cuda":
-        return call_at_peak(call_and_collect, "current")
+        return _on_cuda(call_and_collect, "current")
     with collector_off(), profile(use_kineto=True, profile_memory=True) as session:
         result = call_and_collect()
     return result, _cpu_bytes(tree_of(session))[1]
@@ -315,14 +319,14 @@ def count_flops(
 def by_op(formulas: Mapping[str, OpFormula]) -> dict[Any, OpFormula]:
     """Formulas by aten op, of those that this torch has; with ours of ops in place."""
     return {
-        getattr(torch.ops.aten, name): _told_of_causal(getattr(torch.ops.aten, name), formula)
+        getattr(torch.ops.aten, name): _knowing_causal(getattr(torch.ops.aten, name), formula)
         for name, formula in (IN_PLACE | dict(formulas)).items()
         if hasattr(torch.ops.aten, name)
     }
 
 
-def _told_of_causal(op: Any, formula: OpFormula) -> OpFormula:
-    """`is_causal` by keyword: each op has it at another place."""
+def _knowing_causal(op: Any, formula: OpFormula) -> OpFormula:
+    """The formula with `is_causal` by keyword, which each op has in another position."""
     names = [argument.name for argument in op.default._schema.arguments]
 
     def flops(*shapes: Any, **given: Any) -> int:

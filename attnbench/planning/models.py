@@ -193,9 +193,8 @@ def _layers(row: Any, arch: Row, head_dim: int, left_out: list[str]) -> Counter[
         every, after = row.sliding_window_pattern, row.max_window_layers or 0
         slides = [window and ((i + 1) % every if every else i >= after) for i in range(layers)]
         kinds = row.layer_types or [_SLIDING if each else _FULL for each in slides]
-    kinds = row.layer_types if len(row.layer_types or kinds) != layers else kinds
-    if len(kinds) != layers:
-        raise UsageError(f"{len(kinds)} layer_types contradict num_hidden_layers {layers}")
+    if row.layer_types and (count := len(row.layer_types)) != layers:
+        raise UsageError(f"{count} layer_types contradict num_hidden_layers {layers}")
     if _SLIDING in kinds and not window:
         raise UsageError(f"layer_types has {_SLIDING}, but there is no sliding_window in use")
     if row.kv_lora_rank:

@@ -30,7 +30,7 @@ from attnbench.worker.reference import (
     judge_one,
     plain_attention,
 )
-from attnbench.worker.variants import PARTS, bare_scores, reads, scores_of, variants
+from attnbench.worker.variants import PARTS, reads, scores_of, seen_scores, variants
 from attnbench.worker.workloads import WORKLOADS
 
 _AXES = {4: ("batch", "head", "query", "dim"), 3: ("batch", "token", "dim"), 2: ("row", "column")}
@@ -125,23 +125,23 @@ def _why(
         return off <= min(error, Size.of(got).rms) / 4 and off <= max(4 * allowed.rms, error / 50)
 
     finite, attention = got.isfinite().all(-1), case.workload == "attention"
-    if attention and name in ("o", "dq"):
-        off = finite if not finite.all() else (got - value).abs().amax(-1) <= allowed.max
-        if code := _where_rows(case, tensors, ~off, finite=bool(finite.all())):
-            return {"explained": [code]}
-    small = _pairs(case) <= _PAIRS
-    wrong = int(((got - value).abs().amax(-1) > allowed.max).sum()) or finite.numel()
-    close = Size.of(got - value).rms <= _CLOSE * allowed.rms
-    if finite.numel() <= 4 or (wrong <= _FEW and close):
-        return {"explained": None}  # of a few rows, or a small error in some, any story can be told
+    small = case.batch * case.heads * case.seq_len * case.kv_len <= _PAIRS
+    errors, rms = (got - value).abs().amax(-1), Size.of(got - value).rms
+    wrong = errors > allowed.max if finite.all() else ~finite
+    by_rows = attention and small and name in ("o", "dq") and bool(wrong.any())
+    if by_rows and (code := _where_rows(case, tensors, wrong, finite=bool(finite.all()))):
+        return {"explained": [code]}
+    few = (int(wrong.sum()) or wrong.numel()) <= _FEW
+    if finite.numel() <= 4 or (few and rms <= _CLOSE * allowed.rms):
+        return {"explained": None}  # it would fit any story
     core, codes, figures = core_of(impl), list[str](), dict[str, Any]()
     if name == "o" and small and case.workload != "recurrent" and finite.any():
         for code, o in _tried(case, tensors, before or {}, core):
             codes += [code.partition(":")[0]] * near(o[finite], got[finite], value[finite])
         if attention and core is plain_attention:
-            errors = (got - value).abs().amax(-1).masked_fill(~finite, -1).flatten()
-            wrong = int((errors > allowed.max).sum()) or int(finite.sum())
-            rows = torch.unravel_index(errors.topk(min(_ROWS, wrong)).indices, finite.shape)
+            worst = errors.masked_fill(~finite, -1).flatten()
+            count = int((worst > allowed.max).sum()) or int(finite.sum())
+            rows = torch.unravel_index(worst.topk(min(_ROWS, count)).indices, finite.shape)
             figures = _of_rows(case, tensors, rows, got, value, near)
     if finite.all() and not got.any():
         return {"explained": ["zero"]}
@@ -155,7 +155,7 @@ def _why(
     by_row = (each / square.sum(-1, keepdim=True)).nan_to_num(0)
     if attention and name == "o" and near(by_row * value, got, value):
         explained["not-normalised"] = None
-        if keys := _zero_keys(case, tensors, by_row):
+        if small and (keys := _zero_keys(case, tensors, by_row)):
             explained, figures = {"zero-keys": None}, {"zero-keys": keys}
     if explained:
         return {"explained": list(explained), **figures}
@@ -164,54 +164,43 @@ def _why(
     by_row = (got - value).square().mean(-1).sqrt()
     if by_row.max() > _EVEN * by_row.median():
         return {"explained": []}  # rounding is about alike in all rows
-    return _as_coarse(case, tensors, name, Size.of(got - value).rms, value, core)
-
-
-def _pairs(case: Case) -> int:
-    return case.batch * case.heads * case.seq_len * case.kv_len
+    return _as_coarse(case, tensors, name, rms, value, core)
 
 
 def _where_rows(
     case: Case, tensors: Tensors, wrong_BHL: torch.Tensor, *, finite: bool
 ) -> str | None:
-    """What just those rows have that are wrong, or not finite."""
+    """What the rows that are wrong, or not finite, have in common, and no others."""
     admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
     admitted = admitted.expand(case.batch, case.heads, -1, -1)
     seen = admitted.any(-1)
-
-    def are(rows: torch.Tensor) -> bool:
-        return bool(wrong_BHL.any()) and torch.equal(wrong_BHL, rows)
-
-    if are(~seen) or (finite and wrong_BHL.any() and not (wrong_BHL & seen).any()):
+    if not (wrong_BHL & seen).any():
         return "rows-without-keys"
     if finite:
         return None
     for size in PARTS:
-        if are(seen & ~admitted[..., :size].any(-1)):
+        if torch.equal(wrong_BHL, seen & ~admitted[..., :size].any(-1)):
             return "hidden-tile"
-    if case.position.encoding.kind == "bias" or _pairs(case) > _PAIRS:
+    if case.position.encoding.kind == "bias":
         return None
-    scores = bare_scores(case, tensors).masked_fill(~admitted, -math.inf)
-    if case.dtype == "float16" and are(scores.amax(-1) / case.softmax_scale > _HALF_MAX):
+    most_BHL, raw_max = seen_scores(case, tensors).amax(-1), _HALF_MAX * case.softmax_scale
+    if case.dtype == "float16" and torch.equal(wrong_BHL, most_BHL > raw_max):
         return "half-overflow"
-    return "exp-overflow" if are(scores.amax(-1) > _EXP_MAX) else None
+    return "exp-overflow" if torch.equal(wrong_BHL, most_BHL > _EXP_MAX) else None
 
 
 def _zero_keys(case: Case, tensors: Tensors, ratio_BHL1: torch.Tensor) -> int | None:
-    """How many keys of score 0 and value 0 would divide each row by what it is off by."""
-    if case.position.encoding.kind == "bias" or _pairs(case) > _PAIRS:
+    """How many more keys of score 0 and value 0 would explain each row's ratio to the right one."""
+    if case.position.encoding.kind == "bias":
         return None
-    admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
-    scores = bare_scores(case, tensors).masked_fill(~admitted, -math.inf)
-    count_BHL1 = (1 / ratio_BHL1 - 1) * scores.logsumexp(-1, keepdim=True).exp()
+    sums_BHL1 = seen_scores(case, tensors).logsumexp(-1, keepdim=True).exp()
+    count_BHL1 = (1 / ratio_BHL1 - 1) * sums_BHL1
     # A row that hardly sees them says little of how many they are.
     counts = count_BHL1[count_BHL1.isfinite() & (ratio_BHL1 < 0.99)]
     whole = int(counts.median().round()) if len(counts) else 0
-    return (
-        whole
-        if 0 < whole <= PARTS[-1] and (counts - whole).abs().quantile(0.9) <= 0.1 * whole
-        else None
-    )
+    if not 0 < whole <= PARTS[-1]:
+        return None
+    return whole if (counts - whole).abs().quantile(0.9) <= 0.1 * whole else None
 
 
 def _tried(

@@ -84,7 +84,7 @@ def with_gradients(tensors: Tensors, draw: Draw) -> Tensors:
             once = x[..., :1].expand_as(x)
             x = once if draw.gradient == "expanded" else x.mT.contiguous().mT
         elif name in draw.strided:
-            gap = x.new_ones(*x.shape[:-1], _GAP)  # what is read of it can be told
+            gap = x.new_ones(*x.shape[:-1], _GAP)  # finite: what is read of it can be explained
             x = torch.cat((gap, x), -1)[..., _GAP:]
         found[name] = x.requires_grad_(requires_grad)
     return found

@@ -82,17 +82,18 @@ def apart(case: Case, impl: Implementation, tensors: Tensors) -> None:
 def hidden_nan(case: Case, impl: Implementation, tensors: Tensors) -> None:
     """NaN in keys and values that a query does not see does not reach its output.
 
-    With most kernels it does, as 0 x NaN is NaN: it is wrong where `hidden_may_be_nan` is declared.
+    With most kernels it does, as 0 · NaN is NaN: it is wrong where `hidden_may_be_nan` is declared.
     """
     if impl.definition is not None:
         return
     before, first = output(case, impl, tensors), case.kv_len * 11 // 12
     admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
-    apart = ~admitted[..., first:].any(-1).expand(case.batch, case.heads, -1)
+    unseeing = ~admitted[..., first:].any(-1).expand(case.batch, case.heads, -1)
     with torch.no_grad():
         for name in "kv":
             tensors[name][:, :, first:] = torch.nan
-    same(output(case, impl, tensors)[apart], before[apart], "NaN in keys that are hidden shows")
+    after = output(case, impl, tensors)
+    same(after[unseeing], before[unseeing], "NaN in keys that are hidden shows")
 
 
 def any_order(case: Case, impl: Implementation, tensors: Tensors) -> None:

@@ -516,7 +516,7 @@ def compare_calls(
         if one.shape != other.shape or one.dtype != other.dtype or torch.equal(one, other):
             continue
         off = (one.detach().double() - other.detach().double()).abs()
-        off = off.masked_fill(one.isnan() & other.isnan(), 0)
+        off = off.masked_fill((one == other) | (one.isnan() & other.isnan()), 0)
         exact &= not off.any()
         if not (off.max() <= allowed.max and Size.of(off).rms <= allowed.rms):
             beyond = ~(off <= allowed.rms)
@@ -525,7 +525,7 @@ def compare_calls(
             unwritten = bool(one[beyond].isnan().all())
             code, by = "unwritten" if unwritten else "random", f"{float(off.max()):.2g}"
             return False, CheckResult(
-                reason=f"{name} of two calls on equal inputs differs by {by} in {rows} rows",
+                reason=f"two calls on equal inputs differ by {by} in {rows} rows of {name}",
                 fault={"code": code, "tensor": name, "by": by, "rows": rows},
             )
     return exact, None

@@ -40,7 +40,6 @@ from attnbench.worker.reference import (
 )
 from attnbench.worker.workloads import WORKLOADS, Bound
 
-_TWICE_S = 0.5  # a call up to which a sweep makes a second one on the same inputs
 OURS = ("set-up", "inputs and reference")  # stages in which no implementation lacks the memory
 
 
@@ -216,7 +215,7 @@ class Trial:
             dtype = getattr(torch, self.case.dtype)
             held = [torch.full_like(x, poison, dtype=dtype) for x in reference.values.values()]
             held.clear()
-            # Each call draws its own random numbers, which begin anew after every one.
+            # Each call has random numbers of its own: after each the generators are put back.
             seed = zlib.crc32(f"{self.case.case_id} {first} {poison}".encode())
             random.seed(seed)
             torch.manual_seed(seed)
@@ -242,7 +241,7 @@ class Trial:
             if graphs := graphs_compiled():
                 self.metrics["compiled"] = "yes" if graphs > self._graphs else "no"
         outputs, differing = bound.named(result), None
-        if first and (self.checks_alone or self.last_call_s < _TWICE_S):
+        if first:
             again = poisoned_call(1.0)  # what is read before it was written differs, too
             if self.case.workload == "attention":
                 one, other = ({probes.address(x) for x in leaves(r)} for r in (result, again))

@@ -143,22 +143,27 @@ def _other_layout(case: Case, x: torch.Tensor) -> torch.Tensor:
     return x[..., torch.cat((dims[: 2 * pairs].view(sides).mT.flatten(), dims[2 * pairs :]))]
 
 
-def bare_scores(case: Case, tensors: Tensors) -> torch.Tensor:
-    """Scaled scores (B, H, L, S) of all pairs, less what a position adds to them."""
+def seen_scores(case: Case, tensors: Tensors, cap: float = 0.0) -> torch.Tensor:
+    """Scaled scores (B, H, L, S) without a bias, −inf where hidden; `cap` caps them by tanh."""
     q_BHLD, k_BGSD = (
         rotated_last(tensors[name].detach().double(), case.position, case.kv_len) for name in "qk"
     )
     k_BHSD = k_BGSD.repeat_interleave(case.heads // case.kv_heads, 1)
-    return case.softmax_scale * (q_BHLD @ k_BHSD.mT)
+    scores = case.softmax_scale * (q_BHLD @ k_BHSD.mT)
+    scores = cap * (scores / cap).tanh() if cap else scores
+    admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
+    return scores.masked_fill(~admitted, -math.inf)
+
+
+def _values(case: Case, tensors: Tensors) -> torch.Tensor:
+    """v_BHSV, once for each query head."""
+    return tensors["v"].detach().double().repeat_interleave(case.heads // case.kv_heads, 1)
 
 
 def _of_scores(case: Case, tensors: Tensors, cap: float = 0.0, axis: int = -1) -> torch.Tensor:
     """o_BHLV of scores that are capped, or whose softmax is along another axis."""
-    v_BHSV = tensors["v"].detach().double().repeat_interleave(case.heads // case.kv_heads, 1)
-    scores = bare_scores(case, tensors)
-    scores = cap * (scores / cap).tanh() if cap else scores
-    admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
-    return scores.masked_fill(~admitted, -math.inf).softmax(axis).nan_to_num(0) @ v_BHSV
+    weights = seen_scores(case, tensors, cap).softmax(axis).nan_to_num(0)
+    return weights @ _values(case, tensors)
 
 
 def scores_of(case: Case, tensors: Tensors) -> torch.Tensor:
@@ -175,7 +180,7 @@ def _joined(
     """o_BHLV of parts of `size` keys, added up as they are; `how` is one of `_RELATIVE`."""
     admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
     scores = torch.split(every().masked_fill(~admitted, -math.inf), size, 3)
-    v_BHSV = tensors["v"].detach().double().repeat_interleave(case.heads // case.kv_heads, 1)
+    v_BHSV = _values(case, tensors)
     own = torch.stack([part.amax(-1, keepdim=True) for part in scores])
     tops = {"part": own, "running": own.cummax(0).values, "all": own.amax(0, keepdim=True)}
     weights = [

@@ -267,7 +267,7 @@ def no_maximum(case):
     return by_weights(case, weights)
 
 
-@wrong("soft-cap-left-on", "×|amplitude|large", **ATTENTION)
+@wrong("soft-cap-left-on", "capped by tanh", **ATTENTION)
 def soft_cap_left_on(case):
     """Scores are capped at 50 by tanh, as one model wants it; small ones hardly change."""
 

@@ -38,7 +38,7 @@ def document(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> doc.Do
     rows = list(_rows(results, kinds))
     columns = {n: h for n, h in _SUMMARY.items() if n != "why" or any(row[-1] for row in rows)}
     shown = [row[: len(columns)] for row in rows]
-    again = {r.impl: 0 for r in results if r.metrics.get("reuses_output") == "yes"}
+    again = [r.impl for r in results if r.metrics.get("reuses_output") == "yes"]
     rounded = [r.impl for r in results if r.metrics.get("deterministic") == "no" and not r.failed]
     each: list[list[doc.Cell]] = [
         [r.impl, r.item.name, r.item.case.case_id, r.status, doc.Value(r.reason),
@@ -60,7 +60,7 @@ def document(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> doc.Do
                 doc.Table(columns=columns, rows=shown, most=999,
                           spare=("unsupported", "error_ratio")),
                 doc.Text([f"{impl} returns the same memory at each call; reuses_output=True"
-                          " declares that" for impl in again], quiet=True),
+                          " declares that" for impl in dict.fromkeys(again)], quiet=True),
                 doc.Text([f"{impl}: two calls on equal inputs differ by rounding (atomic sums?)"
                           for impl in dict.fromkeys(rounded)], quiet=True),
             ]),

@@ -15,7 +15,7 @@ from attnbench.analysis.axes import fixed, heading, label, label_axes, slices, v
 from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.crossovers import Crossover, crossovers
 from attnbench.analysis.highlights import failed_sentence, highlights, measured_on
-from attnbench.analysis.leads import approx, ratio_of, tie
+from attnbench.analysis.leads import approx, number_of, tie
 from attnbench.analysis.scaling import scaling
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.base import units
@@ -73,7 +73,7 @@ def _speed(row: Row) -> doc.Value:
 
 def _value(row: Row, name: str, unit: doc.Unit) -> doc.Value:
     """A column of the records table with its interval, where it has one."""
-    number, low, high = ratio_of(row, name)
+    number, low, high = number_of(row, name)
     return doc.Value(number, unit, low, high)
 
 
