@@ -265,6 +265,45 @@ def folded(case: Case) -> Case:
     return dataclasses.replace(case, heads=case.kv_heads, seq_len=queries, mask=Mask())
 
 
+def spread(case: Case) -> Case:
+    """The case whose keys and values are those of every query head, copied."""
+    return dataclasses.replace(case, kv_heads=case.heads)
+
+
+def spread_workspace(case: Case) -> Estimate:
+    """Bytes of SDPA's own, of the copies, and of their gradients."""
+    copies = case.batch * case.heads * case.kv_len * (case.head_dim + case.value_dim)
+    own = workspace("any", spread(case))
+    return Estimate(own + copies * case.element_bytes * (1 + case.needs_grad))
+
+
+@attention_builder(
+    "sdpa-expanded",
+    time="n^2 d",
+    memory="O(n^2)",
+    masks=ALL_MASKS,
+    flops=lambda case: flops("any", spread(case)),
+    workspace=spread_workspace,
+    supports=lambda case: (
+        supports("any", spread(case)) if case.heads > case.kv_heads else "each head has its keys"
+    ),
+)
+def build_expanded(case: Case) -> AttentionCall:
+    """SDPA, shared keys copied for every head first.
+
+    So transformers calls it where heads share keys and there is a mask (`repeat_kv`, 5.24).
+    """
+    plain, times = build("any", spread(case)), case.heads // case.kv_heads
+
+    def expanded(
+        q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor, /
+    ) -> torch.Tensor:
+        k_BHSD, v_BHSV = (x.repeat_interleave(times, dim=1) for x in (k_BGSD, v_BGSV))
+        return plain(q_BHLD, k_BHSD, v_BHSV)
+
+    return expanded
+
+
 @attention_builder(
     "sdpa-grouped",
     time="n^2 d",

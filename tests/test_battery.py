@@ -53,6 +53,7 @@ REFUSED: dict[str, Refusal] = {
         or (case.position.name == "shaw" and case.needs_grad)
     ),
     "sdpa-grouped": masked,
+    "sdpa-expanded": lambda case, core: core.heads == core.kv_heads,
     "linear": other_masks,
     "linear-recurrent": other_masks,
     "linear-parallel": other_masks,

@@ -45,7 +45,7 @@ def test_a_prediction_that_is_not_had_is_null_and_no_guess(name, fields):
 BOUNDED = pairwise({
     "name": (
         "naive", "naive-heads", "chunked", "sdpa", "sdpa-math", "sdpa-grouped", "split-kv",
-        "reformer",
+        "sdpa-expanded", "reformer",
     ),
     "where": ("attention", "layer", "layer:2", "decode", "decode:2"),
     "cache": (*(name for name in CACHES.names() if name not in ("latent", "sliding")), "latent:16"),

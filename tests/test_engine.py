@@ -14,6 +14,7 @@ import torch
 
 from attnbench.base.sample import Batch
 from attnbench.measure.engine import COMPILED, STEPPED_BACK, Measurement
+from attnbench.measure.race import Race
 from attnbench.measure.sampling import (
     MOST_CALLS,
     StoppingRule,
@@ -120,6 +121,54 @@ def test_every_round_takes_one_sample_of_each_target_in_random_order(machine):
     for number in range(shared):
         assert {places[name][number] for name in both} == {(number, 0), (number, 1)}
     assert {position for _, position in places["a"]} == {0, 1}, "one target was always first"
+
+
+def noisy(middle_us: float, spread: float, seed: int) -> Callable[[int], float]:
+    draw = random.Random(seed)
+    return lambda batch: middle_us * draw.lognormvariate(0.0, spread)
+
+
+OPEN = StoppingRule(precision=1e-9, min_time_s=0.0, max_time_s=1e6, warm_s=0.0)
+
+
+def test_in_a_race_those_leave_whose_ratio_to_the_fastest_is_decided(machine):
+    costs: dict[str, Cost] = {
+        name: noisy(us, 0.02, seed)
+        for seed, (name, us) in enumerate(
+            {"0 best": 2000.0, "0 twin": 2010.0, "0 kept": 3000.0, "0 slow": 4000.0, "1 lone": 9e3}
+            .items()
+        )
+    }  # fmt: skip
+    left: list[str] = []
+    race = Race(limit_s=1e9, kept=["kept"])
+    found = machine.run(costs, OPEN, race=race, finished=left.append)
+    rounds = {name: len(target.samples) for name, target in found.items()}
+    assert left[0] == "0 slow"
+    assert rounds["0 slow"] == 8, "as soon as a confidence sequence can tell"
+    assert rounds["0 kept"] >= 8
+    assert rounds["0 twin"] > rounds["0 slow"], "close ones are timed on"
+    assert rounds["1 lone"] == max(rounds.values()), "it has the rounds of those it stands beside"
+    faster, times = found["0 slow"].decided
+    assert faster in ("0 best", "0 twin")
+    assert times == pytest.approx(2.0, rel=0.05)
+    assert found["0 best"].decided[1] == 1.0
+
+
+def test_a_race_of_equals_is_rarely_won_however_often_one_looks(machine):
+    won = 0
+    for seed in range(100):
+        costs: dict[str, Cost] = {"0 a": noisy(2e3, 0.3, seed), "0 b": noisy(2e3, 0.3, seed + 500)}
+        race = Race(limit_s=0.5, began=0.0)
+        machine.now_s = 0.0
+        found = machine.run(costs, OPEN, race=race)
+        won += any(target.decided[1] > 1 for target in found.values())
+    assert won <= 5  # an interval of a fixed number of rounds errs in a third of them
+
+
+def test_a_race_ends_in_time(machine):
+    costs: dict[str, Cost] = {"0 a": noisy(2e3, 0.3, 1), "0 b": noisy(2e3, 0.3, 2)}
+    machine.run(costs, OPEN, race=Race(limit_s=1.0, began=0.0))
+    assert 1.0 <= machine.now_s < 1.1
 
 
 def test_time_is_per_unit_of_work(machine):

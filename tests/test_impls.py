@@ -26,7 +26,7 @@ from tests.pairwise import ids, pairwise
 
 EAGER = (
     "naive", "naive-heads", "sdpa", "sdpa-math", "sdpa-flash", "sdpa-mask", "sdpa-grouped",
-    "chunked",
+    "sdpa-expanded", "chunked",
 )  # fmt: skip
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 PASSES = ("forward", "backward", "both")
@@ -63,6 +63,9 @@ def assert_right(case: Case, name: str) -> None:
         return
     if name == "sdpa-grouped" and reason:
         assert reason == f"takes masks full, not {case.mask.text}"
+        return
+    if name == "sdpa-expanded" and case.heads == case.kv_heads:
+        assert reason == "each head has its keys"
         return
     assert reason is None
     result = check_item(case, name, {}, 0)
@@ -219,7 +222,8 @@ def test_what_is_unsupported_on_cpu_is_exactly_this():
         "window": case_of(pass_="forward", mask="window:2"),
     }
     compiled = () if reason_against_compiling(asked[""]) else ("flex", "naive-compiled")
-    names = (*EAGER, "sdpa-efficient", "sdpa-cudnn", *compiled)
+    eager = (name for name in EAGER if name != "sdpa-expanded")  # test_battery has it
+    names = (*eager, "sdpa-efficient", "sdpa-cudnn", *compiled)
     for name in names:
         for what, case in asked.items():
             expected = UNSUPPORTED_ON_CPU.get((name, what)) or UNSUPPORTED_ON_CPU.get((name, ""))
@@ -357,7 +361,8 @@ def test_what_is_timed_makes_nothing_on_the_host_and_does_not_wait_for_a_gpu(nam
         ("causal", "none"),
         ("full", "shaw:3"),
     ):
-        case = case_of(mask=mask, position=position, seq_len=150)
+        shared = 2 if name == "sdpa-expanded" else 4
+        case = case_of(mask=mask, position=position, seq_len=150, kv_heads=shared)
         if unsupported(name, case):
             continue
         call, (*inputs, do) = IMPLEMENTATIONS.get(name).build(case), drawn(case)

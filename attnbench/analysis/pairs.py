@@ -9,10 +9,6 @@ from attnbench.analysis.times import Interval, interval_us, time_us
 from attnbench.base import stats
 from attnbench.schema.record import Record
 
-# For either end of an interval that knows one process. Two of the same code differ, persistently
-# (address layout, page placement): by 1.4 to 2.6 % in the median of eight cells in ten runs.
-MARGIN = 1.03
-
 Round = tuple[str, int, int]  # group, process and number
 
 
@@ -52,9 +48,9 @@ def ratio(above: Record, below: Record) -> tuple[float, Interval | None]:
     alone widens the interval, which is one of order statistics.
 
     Such an interval knows one process. Another one of the same code has other addresses and pages,
-    and differs by a few percent: so it is widened by `MARGIN` at either end (docs/method.md gives
-    the evidence). Over several processes nothing is added: the ratio is the median of the ratios
-    within each, and the interval is one over them (`processes_interval`).
+    and differs by a few percent: so it is widened by `PROCESS_MARGIN` at either end (docs/method.md
+    gives the evidence). Over several processes nothing is added: the ratio is the median of the
+    ratios within each, and the interval is one over them (`processes_interval`).
 
     Two cells are level where the interval holds 1 (`decided`), and nothing is known where there is
     none. With fewer than six rounds in common, as between runs of their own, it is the quotient of
@@ -83,9 +79,10 @@ def paired(above: CellTimes, below: CellTimes) -> tuple[float, Interval | None] 
     medians = [stats.median(found) for found in processes.values()]
     if len(medians) > 1:
         return stats.median(medians), stats.processes_interval(medians)
+    margin = stats.PROCESS_MARGIN
     for found in processes.values():
         if within := stats.median_interval(found):
-            return stats.median(found), (within[0] / MARGIN, within[1] * MARGIN)
+            return stats.median(found), (within[0] / margin, within[1] * margin)
     return None
 
 

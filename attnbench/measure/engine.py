@@ -22,6 +22,7 @@ from msgspec import structs
 from attnbench.base.sample import FULL_SPEED, Batch, Discard, DiscardCode, Sample
 from attnbench.base.stats import robust_least
 from attnbench.measure.clock import Clock
+from attnbench.measure.race import Race
 from attnbench.measure.sampling import (
     FEWEST,
     SAMPLE_US,
@@ -58,7 +59,7 @@ class Measurement:
     A target that raises keeps its exception in `error` and leaves; the others go on.
     `before_sample(name, stage)` and `after_sample(name)` are called around each warm-up and sample,
     outside of what is timed; what the latter raises ends the target, too. `finished(name)` is
-    called when a target has left, between two rounds.
+    called when a target has left, between two rounds. In a `race` it decides in place of the rule.
     """
 
     targets: dict[str, Target]
@@ -68,6 +69,7 @@ class Measurement:
     before_sample: Callable[[str, str], None] = lambda name, stage: None
     after_sample: Callable[[str], None] = lambda name: None
     finished: Callable[[str], None] = lambda name: None
+    race: Race | None = None
 
     def run(self, seed: int) -> None:
         """Measure; the seed is that of the order within the rounds."""
@@ -90,8 +92,10 @@ class Measurement:
             order.shuffle(names)
             with collector_off():
                 self._round(number, names)
+            decided = self.race.leaving(self.running, self.rule.min_samples) if self.race else {}
             for name in [name for name in names if name in self.running]:
-                if self._done(self.running[name]):
+                self.running[name].decided = decided.get(name)
+                if name in decided or self._done(self.running[name]):
                     self._leave(name)
 
     def _round(self, number: int, names: list[str]) -> None:

@@ -37,6 +37,7 @@ class Target:
     a call than when the core is calm, and `at_speeds` the probe's time and the batch's, where it
     was the same before and after.
     `allocates`: a sample of it had to ask the driver for memory, which others have taken since.
+    `decided` says how it left a `race`: who is faster, and how many times, or itself and 1.
     """
 
     call: Callable[[], Any]
@@ -57,6 +58,7 @@ class Target:
     slowed_by: list[float] = field(default_factory=list)
     at_speeds: list[tuple[float, float]] = field(default_factory=list)
     allocates: bool = False
+    decided: tuple[str, float] | None = None
     warm_s: float = 0.0
     compile_s: float = 0.0
     spent_s: float = 0.0
@@ -110,6 +112,7 @@ class Target:
                 )
 
 
+WARM_SHARE = 0.25
 FEWEST = 3  # samples of a call that is too slow for more
 
 
@@ -128,6 +131,12 @@ class StoppingRule:
     max_time_s: float = 1.0
     min_samples: int = 7
     patience: float = 20.0
+    warm_s: float | None = None  # for warming up at most [a quarter of `max_time_s`]
+
+    @property
+    def warming_s(self) -> float:
+        """The most seconds of warming up, where nothing compiles."""
+        return WARM_SHARE * self.max_time_s if self.warm_s is None else self.warm_s
 
     def done(self, times_us: list[float], spent_s: float) -> bool:
         """Decide from the samples that count so far and the seconds spent on all."""
@@ -198,7 +207,6 @@ MIN_BATCH_US = 1000.0
 MIN_TICKS = 1000
 # More calls than these are not tried to make a batch long enough.
 MOST_CALLS = 1 << 20
-WARM_SHARE = 0.25
 _AGREE = 0.05
 _WINDOWS = 3
 
@@ -221,7 +229,7 @@ def warm_up(target: Target, *, clock: Clock, rule: StoppingRule) -> None:
     least_us = MIN_TICKS * clock.resolution_us
     if clock.l2 == "warm":  # cold calls are timed one by one, each behind a flush of milliseconds
         least_us = max(MIN_BATCH_US, least_us)
-    long_us = max(WARM_SHARE * rule.max_time_s * 1e6, least_us)
+    long_us = max(rule.warming_s * 1e6, least_us)
     if clock.timer == "host" and target.last_call_s * 1e6 >= long_us:
         target.each_us = target.wall_us = target.last_call_s * 1e6
         return
@@ -242,10 +250,10 @@ def warm_up(target: Target, *, clock: Clock, rule: StoppingRule) -> None:
         elif calls >= MOST_CALLS:
             raise UnmeasurableError(f"faster than the clock can see: {calls} calls take no time")
         target.warm_s += max(0.0, now - started)
-        share = WARM_SHARE if target.compile_s == 0 else 1.0
+        limit_s = rule.warming_s if target.compile_s == 0 else rule.max_time_s
         times = [each_us for each_us, _ in windows]
         agree = len(times) == _WINDOWS and max(times) <= (1 + _AGREE) * min(times)
-        if agree or (target.warm_s >= share * rule.max_time_s and windows):
+        if agree or (target.warm_s >= limit_s and windows):
             break
         if not long_enough:
             # As many calls as make the next window long enough, by the wall time just seen: the

@@ -39,7 +39,8 @@ _OTHER_MARKERS = ("^", "s", "D", "v", "P", "X", "d", "p")
 _OTHERS = [Look(colour, marker) for marker in _OTHER_MARKERS for colour in _OTHER_COLOURS]
 _MORE = """linear sliding-window bigbird nystrom linformer performer
     strided reformer retention dilated-window window-global gru
-    linear-recurrent linear-parallel strided-fixed bigbird-flex sdpa-grouped""".split()
+    linear-recurrent linear-parallel strided-fixed bigbird-flex sdpa-grouped
+    sdpa-expanded""".split()
 KNOWN |= {name: _OTHERS.pop(0) for name in _MORE}
 # Of the caches, projections or parameters of an implementation, in their order.
 DASHES: tuple[Any, ...] = (

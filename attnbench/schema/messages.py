@@ -116,6 +116,8 @@ class Measure(_Message, frozen=True, kw_only=True):
     """Ask for a record of every cell of these groups: cases with their implementations.
 
     To `prune` is to skip what is larger than a cell that ran out of memory, such as those of `oom`.
+    With `race_s` cells of a case that are decided are timed no further, nor any after so many
+    seconds; those `kept` stay until their ratio is known well.
     """
 
     groups: tuple[tuple[tuple[Case, tuple[str, ...]], ...], ...]
@@ -127,6 +129,8 @@ class Measure(_Message, frozen=True, kw_only=True):
     timer: str | None = None
     energy: bool = False
     prune: bool = True
+    race_s: float | None = None
+    kept: tuple[str, ...] = ()
     oom: tuple[Cell, ...] = ()
 
 

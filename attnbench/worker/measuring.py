@@ -21,6 +21,7 @@ from attnbench.machine import host
 from attnbench.machine.state import settle
 from attnbench.measure.clock import Clock, clock_for
 from attnbench.measure.engine import Measurement
+from attnbench.measure.race import Race
 from attnbench.measure.sampling import StoppingRule, Target, forget_compiled
 from attnbench.measure.sensor import GpuSensor, measure_energy, power_state
 from attnbench.measure.watch import CounterMarks, Reading, Watch, most_slope, page_fault_us, speeds
@@ -31,12 +32,15 @@ from attnbench.worker.inputs import Draw
 from attnbench.worker.trial import Trial, classify
 from attnbench.worker.workloads import WORKLOADS
 
+RACE_WARM_S = 0.1  # in a race, whose rounds go on for long, they are not to wait for calm
+
 
 @dataclass(frozen=True, kw_only=True)
 class Instruments:
     """Everything about measuring that is the same for all cells of a request.
 
-    `sensor` is what the GPU says of itself, None on CPU; `energy` asks for joules a call.
+    `sensor` is what the GPU says of itself, None on CPU; `energy` asks for joules a call; a `race`
+    ends the timing of what is decided.
     """
 
     rule: StoppingRule
@@ -45,6 +49,7 @@ class Instruments:
     seed: int = 0
     sensor: GpuSensor | None = None
     energy: bool = False
+    race: Race | None = None
 
     @classmethod
     def of(cls, request: Measure, device: str) -> Instruments:
@@ -55,12 +60,17 @@ class Instruments:
         """
         clock = clock_for(device, l2=request.l2, timer=request.timer)
         sensor = GpuSensor.open() if device == "cuda" else None
+        limit_s = request.race_s
         return cls(
             rule=StoppingRule(
                 precision=request.precision,
                 min_time_s=request.min_time_s,
                 max_time_s=request.max_time_s,
+                warm_s=None if limit_s is None else RACE_WARM_S,
             ),
+            race=None
+            if request.race_s is None
+            else Race(limit_s=request.race_s, kept=request.kept),
             clock=clock,
             watch=Watch(sensor=sensor),
             seed=request.seed,
@@ -146,6 +156,7 @@ def _measure_together(entries: list[Entry], instruments: Instruments, reporter: 
         before_sample=at,
         after_sample=lambda key: trials[key].restore_settings(),
         finished=finished,
+        race=instruments.race,
     ).run(instruments.seed)
     for key in over:
         at(key, "energy")
@@ -222,6 +233,9 @@ def timed_record(
         "kept_disturbed": target.kept_disturbed + disturbed,
         "window": target.window,
     }
+    if target.decided and target.decided[1] > 1:
+        faster, times = target.decided
+        trial.metrics |= {"lost_to": faster.partition(" ")[2], "lost_by": times}
     if target.probes_us:
         trial.metrics |= core_speed(target, instruments.watch.readings, together)
         calls = target.calls * target.batches * len(target.samples) * target.units
