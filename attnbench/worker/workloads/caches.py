@@ -82,7 +82,7 @@ class DecodeLayer:
     def _heads(self, weight: str, heads: int, first: int, end: int) -> torch.Tensor:
         x_BLE = self._x_BLE[:, first - self._first : end - self._first]
         batch, tokens, _ = x_BLE.shape
-        # A model's x is whole; of a slice torch makes a batched product, which is 50 times slower in
+        # A model's x is whole; of a slice torch makes a batched product, 50 times slower in
         # bfloat16 on a CPU (torch 2.13). As rows it is the product that a model has.
         x = x_BLE.flatten(0, 1) if 1 in (batch, tokens) else x_BLE
         return linear(x, self.tensors[weight]).view(batch, tokens, heads, -1).transpose(1, 2)
