@@ -22,8 +22,8 @@ from attnbench.gate.decide.verdict import decide
 from attnbench.planning.battery import battery
 from attnbench.planning.lookup import PARTS
 from attnbench.report import files
-from attnbench.report.documents import catalogue as list_
 from attnbench.report.documents import (
+    advise,
     check,
     claims,
     compare,
@@ -33,6 +33,7 @@ from attnbench.report.documents import (
     sweep,
     verify,
 )
+from attnbench.report.documents import catalogue as list_
 from attnbench.report.documents import profile as profiles
 from attnbench.report.render import FORMATS, rendered
 from attnbench.schema.check import CheckResult
@@ -96,6 +97,14 @@ def a_run(name, folder):
     return sweep.document(load_run(synthetic.write_run(folder, "run", [bad])))
 
 
+def an_advice(name, folder):
+    case = synthetic.hostile_records()[0].cell.case
+    bad = synthetic.failed(case, "sdpa", "error", name)
+    return advise.document(
+        load_run(synthetic.write_run(folder, "run", [synthetic.timed(case, name, [9.0] * 9), bad]))
+    )
+
+
 def of_laws(name, folder):
     of = LawFinding(subject=name, question=name, law=name, verdict="refuted", reason=name)
     return verify.document(Scaling(problems=(of, of)), an_empty_run(folder), every=True)
@@ -141,9 +150,9 @@ def an_empty_run(folder):
 
 MAKERS = [
     a_gate, a_comparison, a_history, a_profile, a_run, of_laws, of_claims, of_checks, a_diagnosis,
-    a_catalogue,
+    a_catalogue, an_advice,
 ]  # fmt: skip
-WITHOUT_TESTS = [a_profile, a_run, a_catalogue]
+WITHOUT_TESTS = [a_profile, a_run, a_catalogue, an_advice]
 
 
 def are_parsed(document):

@@ -138,7 +138,7 @@ def test_the_docs_are_printed_from_the_wheel_as_they_are(python, tmp_path):
     assert shown == (ROOT / "docs" / "gate.md").read_text(encoding="utf-8")
     ended = python("-m", "attnbench", "docs", "own-kernl", cwd=tmp_path)
     assert ended.returncode == 2
-    assert "'own-kernl', did you mean 'own-kernel'?; known: columns, " in ended.stderr
+    assert "'own-kernl', did you mean 'own-kernel'?; known: advise, columns, " in ended.stderr
 
 
 def test_a_report_is_drawn_with_the_templates_in_the_wheel(python, tmp_path):

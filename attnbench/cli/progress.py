@@ -175,6 +175,28 @@ class SweepDisplay(_Display):
             self._show(self._latest)
 
 
+class AdviceDisplay(SweepDisplay):
+    """Shows what a race has decided, as it is decided."""
+
+    path: Path | None = None  # of the run, once it is begun
+    _case: Case | None = None  # that the last line was about
+
+    def _planned(self, plan: Plan, path: Path) -> None:
+        self.path, self.on_interrupt = path, f"Interrupted. This is advice from: {path}"
+        calls = units.counted(len({cell.case.case_id for cell in plan.passes[0]}), "call")
+        self.say(f"{calls}, {units.counted(len(plan.passes[0]), 'cell')} at most -> {path}")
+        self._begin()
+
+    def _recorded(self, record: Record) -> None:
+        if record.status == "ok" and (faster := record.metrics.get("lost_to")):
+            times = units.digits(record.metrics["lost_by"])
+            where = f"{case_label(record.cell.case)}: " if record.cell.case != self._case else ""
+            self._case = record.cell.case
+            self.say(f"{where}{record.cell.impl} takes {times} times as long as {faster}")
+        elif record.status not in ("ok", "unsupported", "skipped"):
+            self.say(line(record))
+
+
 class CheckDisplay(_Display):
     """Shows how far checks are, by the events of `attnbench.execution.checks`."""
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from attnbench.base.files import digest
 from attnbench.base.git import commit_of
 from attnbench.base.registry import require
 from attnbench.errors import StoreError, UsageError
-from attnbench.execution import merging
+from attnbench.execution import advising, merging
 from attnbench.execution.events import Events, Planned, Starting, Warned
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import Executor, LocalRunner
 from attnbench.machine.host import same_machine
+from attnbench.planning.advice import TIMING
 from attnbench.planning.forecast import Forecast, balanced
 from attnbench.planning.plan import (
     Axes,
@@ -61,7 +63,9 @@ class SweepRequest:
     `max_total_time_s` no group of cells begins any more, nor one that would end later. `ray` is the
     address of a cluster to measure on, in place of this machine. `baseline` is the implementation
     that the run's ratios are against, unless another is asked for when it is read. `left_out` is
-    what a model has and no case of the sweeps.
+    what a model has and no case of the sweeps. In a `race` the time is a budget, which goes where
+    a step spends most, and what is decided is timed no further; `stored` is whether a run of this
+    machine that has all of it will do.
     """
 
     sweeps: tuple[Axes, ...]
@@ -74,6 +78,8 @@ class SweepRequest:
     ray: str | None = None
     baseline: str | None = None
     left_out: str = ""
+    race: bool = False
+    stored: bool = False
 
 
 def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None]:
@@ -99,10 +105,14 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
         require("implementation", filter(None, [request.baseline]), names, "--baseline")
         if request.shard is not None:
             plan = sharded(whole, *request.shard)
+        if request.stored and (known := advising.stored(plan, catalogue.environment, request)):
+            return known
         forecast = None
         if dry_run or request.max_total_time_s:
             limit_s, here = request.max_total_time_s, catalogue.environment
             forecast = _forecast(plan, runner, here, request.output, limit_s)
+        if request.race and forecast is not None:
+            advising.check_budget(plan, forecast, time.perf_counter() - runner.began)
         if dry_run:
             yield Planned(plan, None, forecast)
             return None
@@ -129,7 +139,8 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
         with new_run(request.output, request.name, info) as folder:
             yield Planned(plan, folder.path, forecast)
             machines = _Machines(folder, load_info(folder.path))
-            yield from _measure(plan, runner, folder, machines, forecast)
+            counts = advising.counts_of(steps) if request.race else None
+            yield from _measure(plan, runner, folder, machines, forecast, counts)
             return folder.path
 
 
@@ -300,7 +311,8 @@ def _forecast(
     plan: Plan, runner: Executor, environment: Facts, output: Path, limit_s: float | None
 ) -> Forecast:
     """What is known of how long cells take on a machine like this, from runs in the same folder."""
-    timing = runner.settings.min_time_s, runner.settings.max_time_s
+    race = runner.settings.race_s is not None
+    timing = TIMING if race else (runner.settings.min_time_s, runner.settings.max_time_s)
     forecast = Forecast(timing, limit_s=limit_s)
     forecast.needs, forecast.free = runner.needs([c for job in plan.jobs for c in job.cells()])
     alike = list[Path]()
@@ -324,6 +336,7 @@ def _measure(
     folder: RunFolder,
     machines: _Machines,
     forecast: Forecast | None,
+    counts: Mapping[str, int] | None = None,
 ) -> Iterator[object]:
     for record in plan.decided:
         folder.append(record.to_line())
@@ -332,6 +345,7 @@ def _measure(
     runner.limits = sorted({case.dtype for case in cases}), sorted({case.threads for case in cases})
     spent: Any = Counter(machines.info.get("spent"))
     failed: set[tuple[str, str]] = set()
+    declined: dict[str, float] = {}
 
     limit_s = None if forecast is None else forecast.limit_s
 
@@ -339,7 +353,11 @@ def _measure(
         for process, cells in enumerate(plan.passes):
             own = jobs_of(cell for cell in cells if cell.key not in failed)
             if forecast is not None and limit_s is not None:
-                own = balanced(own, forecast, lambda: runner.began + limit_s - time.perf_counter())
+                left_s = partial(_left_s, runner.began + limit_s)
+                if counts is None:
+                    own = balanced(own, forecast, left_s)
+                else:
+                    own = advising.racing(own, runner, forecast, left_s, counts, declined)
             for job in own:
                 yield replace(job, process=process)
 
@@ -362,7 +380,12 @@ def _measure(
     spent.update({"ceilings": runner.ceilings_s} if runner.ceilings_s else {})
     spent.update({"start-up": runner.start_up_s, "wall_s": time.perf_counter() - runner.began})
     total = {name: round(seconds, 3) for name, seconds in spent.items()}
-    write_info(folder, machines.info | {"spent": total})
+    left_out = {"declined": declined} if declined else {}
+    write_info(folder, machines.info | {"spent": total} | left_out)
+
+
+def _left_s(until: float) -> float:
+    return until - time.perf_counter()
 
 
 PRESET_ON = {"cpu": "verify", "cuda": "verify-gpu"}

@@ -72,6 +72,20 @@ def same_fact(name: str, x: Any, y: Any) -> bool:
     return bool(x == y or (name == "memory_bytes" and size(x) == size(y)))
 
 
+def is_here(environment: Mapping[str, Any], root: Path = ROOT) -> bool:
+    """Whether this may be the machine of an environment: its device and its memory; without torch.
+
+    True where the environment does not say.
+    """
+    files = [root / "proc/cpuinfo", *(root / "proc/driver/nvidia/gpus").glob("*/information")]
+    names, memory = " ".join(_read(file) or "" for file in files), psutil.virtual_memory().total
+    gpu = environment.get("device") == "cuda"  # whose memory is its own
+    known = None if gpu else environment.get("memory_bytes")
+    return str(environment.get("device_name") or "") in names and same_fact(
+        "memory_bytes", known or memory, memory
+    )
+
+
 def cell_facts(root: Path = ROOT) -> dict[str, Any]:
     """What may change from one cell to the next; cheap enough to be read beside every cell."""
     found = {"load_1m": load_1m(), "governor": governor(root), "cpu_quota": cpu_quota(root)}

@@ -1,0 +1,177 @@
+"""Which implementation is best for each call of a run, and what the default costs beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import pandas as pd
+
+from attnbench.analysis.leads import number_of
+from attnbench.analysis.pairs import decided
+from attnbench.analysis.table import Ratio, time_ratio
+from attnbench.schema.case import Case
+from attnbench.schema.record import Record
+from attnbench.store.runs import Run
+from attnbench.theory.choices import DEFAULT, as_transformers
+
+LEVEL = 1.05  # what is within this of the best, and surely so, is level with it
+LITTLE = 1.02  # not worth a change
+# switch: the best is surely faster; likely: it looks so; keep: the default is best, or level;
+# open: not known; failed: the default has no time
+Verdict = Literal["switch", "likely", "keep", "open", "failed"]
+WORST_FIRST: tuple[Verdict, ...] = ("failed", "switch", "likely", "open", "keep")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """Of one call: `best` and the `default` as rows of the table, and time of default / of best.
+
+    Where the verdict is to keep it, the default is the best. `level` are others that the best
+    cannot be told apart from. `count` is how often the step makes the call.
+    """
+
+    case: Case
+    step: str
+    count: int
+    rows: pd.DataFrame
+    best: pd.Series[Any]
+    default: pd.Series[Any] | None
+    regret: Ratio
+    verdict: Verdict
+    level: tuple[str, ...] = ()
+
+    @property
+    def sure(self) -> bool:
+        """Whether the verdict rests on an interval."""
+        high = self.regret[2]
+        return self.verdict == "switch" or (
+            self.verdict == "keep" and high is not None and high < LEVEL
+        )
+
+    @property
+    def pick(self) -> pd.Series[Any]:
+        """The row of what to use."""
+        keep = self.verdict in ("keep", "open") and self.default is not None
+        return self.default if keep else self.best  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A call of the default made otherwise: time of the `slower` / of the `faster`."""
+
+    case: Case
+    slower: str
+    faster: str
+    ratio: Ratio
+
+
+def advices(run: Run, frame: pd.DataFrame) -> list[Advice]:
+    """One for each call that a step makes, else for each case of a core with two implementations.
+
+    `frame` is that of `table.load` with the default as the baseline. Only what computes exact
+    attention is advised, and nothing whose time is suspect.
+    """
+    cells = {record.cell.key: record for record in run.records}
+    steps: Mapping[str, Mapping[str, int]] = run.info.get("steps") or {}
+    of = [(case_id, step, n) for step, calls in steps.items() for case_id, n in calls.items()]
+    if not of:
+        counts = frame.groupby("case_id", sort=False)["impl"].nunique()
+        of = [(str(case_id), "", 1) for case_id in counts.index[counts > 1]]
+    found = []
+    for case_id, step, count in of:
+        rows = frame[frame["case_id"] == case_id]
+        timed = rows[rows["time_us"].notna() & rows["approx_error"].isna() & rows["suspect"].isna()]
+        if len(timed) > 1 or (len(timed) and DEFAULT not in set(timed["impl"])):
+            case = cells[case_id, rows["impl"].iloc[0]].cell.case
+            found.append(_one(run, cells, case, step, count, rows, timed))
+    return found
+
+
+def _one(
+    run: Run, cells: Mapping[tuple[str, str], Record], case: Case, step: str, count: int,
+    rows: pd.DataFrame, timed: pd.DataFrame,
+) -> Advice:  # fmt: skip
+    def against(name: str, other: str) -> Ratio:
+        return time_ratio(run, cells[case.case_id, name], cells[case.case_id, other])
+
+    names = [str(name) for name in timed["impl"]]
+    best = names[0]
+    for name in names[1:]:  # pairs of pairs need not agree
+        if decided(*against(best, name)[1:]) > 0:
+            best = name
+    level = tuple(n for n in names if n != best and decided(*against(n, best)[1:]) <= 0)
+    by_name = {str(row["impl"]): row for _, row in timed.iterrows()}
+    default = by_name.get(DEFAULT)
+    regret = (None, None, None) if default is None else against(DEFAULT, best)
+    verdict: Verdict = "failed"
+    if best == DEFAULT:
+        ends = [high for n in names if n != best and (high := against(best, n)[2])]
+        regret = (1.0, 1.0, max(1.0, *ends)) if ends else (1.0, None, None)
+        verdict = "keep"
+    elif regret[0] is not None:
+        value, low, high = regret
+        sign = decided(low, high)
+        assert value is not None
+        verdict = (
+            "keep" if value < LITTLE or (high is not None and high < LEVEL)
+            else "switch" if sign > 0
+            else "likely" if value > LEVEL and low is not None
+            else "open"
+        )  # fmt: skip
+    if verdict == "keep" and default is not None and best != DEFAULT:
+        level = (*(name for name in (best, *level) if name != DEFAULT),)
+        best = DEFAULT
+    return Advice(
+        case=case, step=step, count=count, rows=rows, best=by_name[best], default=default,
+        regret=regret, verdict=verdict, level=level,
+    )  # fmt: skip
+
+
+def transformers_choice(advice: Advice, run: Run) -> tuple[str, Ratio]:
+    """How transformers calls SDPA for this, and its time / that of the best."""
+    name = as_transformers(advice.case)
+    cells = {r.cell.impl: r for r in run.records if r.cell.case == advice.case}
+    return name, time_ratio(run, cells.get(name), cells.get(str(advice.best["impl"])))
+
+
+def changes(run: Run, found: list[Advice]) -> Iterator[Change]:
+    """What the way of calling the default costs, of what was measured both ways."""
+    cells = {record.cell.key: record for record in run.records}
+    for advice in found:
+        case = advice.case
+        pairs = [
+            ("keys expanded to every head", "enable_gqa=True", case, "sdpa-expanded"),
+        ]
+        if case.unmasked or (case.mask.text == "causal" and case.seq_len == case.kv_len):
+            plain = "no mask" if case.unmasked else "is_causal=True"
+            pairs.append(("a dense attn_mask", plain, case, "sdpa-mask"))
+        if case.layout != "BHLD":
+            pairs.append((f"q, k, v in {case.layout}", "q, k, v contiguous in BHLD",
+                          replace(case, layout="BHLD"), DEFAULT))  # fmt: skip
+        for record in run.records:
+            other = record.cell.case
+            if other.mask.lengths == (case.kv_len,) and other == replace(
+                case, kv_len=other.kv_len, mask=other.mask
+            ):
+                pairs.append((f"a cache of {other.kv_len} with a mask", "the cache sliced",
+                              other, DEFAULT))  # fmt: skip
+        for slow, fast, other, impl in pairs:
+            own = cells.get((case.case_id, DEFAULT)), cells.get((other.case_id, impl))
+            above, below = own if case.layout != other.layout else own[::-1]
+            if (known := time_ratio(run, above, below))[0] is not None:
+                yield Change(case=case, slower=slow, faster=fast, ratio=known)
+
+
+def layer_share(run: Run, frame: pd.DataFrame, advice: Advice) -> float | None:
+    """Time of the default's call / that of the layer around it, if the run has that."""
+    case = advice.case
+    same = (frame["impl"] == DEFAULT) & frame["workload"].isin(("layer", "decode"))
+    for name in ("device", "dtype", "pass", "batch", "heads", "kv_heads", "head_dim"):
+        same &= frame[name] == case.to_json()[name]
+    same &= frame["seq_len"] == (case.kv_len if case.seq_len == 1 else case.seq_len)
+    time_us = number_of(frame[same].iloc[0], "time_us")[0] if same.any() else None
+    if time_us is None or advice.default is None:
+        return None
+    return min(1.0, float(advice.default["time_us"]) / time_us)

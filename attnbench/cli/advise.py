@@ -1,0 +1,115 @@
+"""`attnbench advise`: which attention for a model's calls, from a run or within a budget."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from attnbench.cli.options import (
+    AXIS_FIELDS,
+    RUN,
+    axes_options,
+    command_options,
+    found_run,
+    given,
+    impl_files,
+    say,
+    show,
+    threads_option,
+)
+from attnbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from attnbench.execution.session import SweepRequest
+
+_OF_A_RUN = ("run", "output", "format_", "as_json", "quiet")
+
+
+@click.command()
+@click.argument("run", type=RUN, required=False)
+@command_options(
+    "advise",
+    axes=axes_options(),
+    impl=impl_files("A Python file with your implementations, tried beside the others."),
+    threads=threads_option("1"),
+)
+def advise(**options: Any) -> None:
+    """Say which attention is best for your calls.
+
+    The calls are those of --model, of --case, or of the axes. All that could serve them is checked,
+    then raced within --budget: what is decided is timed no further, and time goes first where a
+    step spends most. With RUN, a folder, a name, `latest` or `previous`, nothing is measured. For
+    calls that a stored run of this machine has all of, it is used, unless --budget is given.
+
+    Each call has the best implementation, what the default (sdpa) costs beside it, with an
+    interval, the memory of both, and a line of torch or transformers to change. Exits 1 where the
+    default is wrong, 3 where no call could be judged.
+    """
+    from attnbench.cli.progress import AdviceDisplay
+    from attnbench.execution import session
+    from attnbench.execution.events import follow
+    from attnbench.machine.host import is_here
+    from attnbench.report.documents.advise import document
+    from attnbench.store.runs import load_run
+
+    if options["run"] is not None:
+        if flags := [flag for name, flag in given().items() if name not in _OF_A_RUN]:
+            raise UsageError(f"RUN is advice from what was measured; remove {', '.join(flags)}")
+        run = found_run(options["run"], options["output"])
+        here = is_here(run.shared(run.environments))
+        raise SystemExit(show(document(run, here=here), options))
+    request = _request(options)
+    with AdviceDisplay(quiet=options["quiet"]) as display:
+        try:
+            path = follow(session.sweep(request), display.show)
+        except BaseException:
+            if display.path is not None:  # what is known so far
+                display.close()
+                show(document(load_run(display.path)), options)
+            raise
+    assert path is not None, "no dry run was asked for"
+    if display.path is None:
+        say(f"from {path}, measured on this machine; --budget 3m measures again", err=True)
+    raise SystemExit(show(document(load_run(path)), options))
+
+
+def _request(options: dict[str, Any]) -> SweepRequest:
+    from attnbench.execution.process import Settings
+    from attnbench.execution.session import SweepRequest
+    from attnbench.planning.advice import beside, candidates, kernels_alone
+    from attnbench.planning.models import asked_sweeps
+    from attnbench.planning.plan import Axes
+    from attnbench.theory.choices import DEFAULT
+
+    axes = {name: options[name] for name in AXIS_FIELDS}
+    own = {name: options[name] for name in ("model", "step", "tokens", "case", "cases")}
+    axes["threads"] = options["threads"] and (options["threads"],)
+    asked, left_out = asked_sweeps((Axes(),), axes, **own)
+    sweeps, budget_s = kernels_alone(asked), options["budget_s"]
+    tried, slow = candidates(sweeps, budget_s)
+    main = [each.having(impls=dict.fromkeys((*(each.impls or tried), DEFAULT))) for each in sweeps]
+    layers: tuple[Axes, ...] = ()
+    if own["model"] and not options["workload"]:
+        workload = "decode" if own["step"] == "decode" else "layer"
+        with contextlib.suppress(UsageError):  # a layer that has no case, as of latents
+            layers, _ = asked_sweeps((), {**axes, "workload": workload, "impls": None}, **own)
+    extra = [*beside(sweeps), *(a.having(impls=(DEFAULT,), count=0, step="") for a in layers)]
+    return SweepRequest(
+        sweeps=(*main, *extra),
+        left_out=left_out,
+        settings=Settings(
+            device=options["device"], seed=options["seed"], ceilings="none", precision=1e-9,
+            files=tuple(str(Path(file).resolve()) for file in options["files"]),
+            max_time_s=budget_s, race_s=budget_s, kept=(DEFAULT,),
+        ),
+        output=options["output"], name=options["name"], baseline=DEFAULT,
+        max_total_time_s=budget_s, race=True, stored="budget_s" not in given(),
+        options={
+            "command": "advise", "budget_s": budget_s, "not_compiled": list(slow),
+            **{name: str(v) if isinstance(v, Path) else v for name, v in {**own, **axes}.items()
+               if v},
+        },
+    )  # fmt: skip

@@ -1,0 +1,80 @@
+"""What advice tries, in which order, and for how long: the budget goes where the step spends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from attnbench.planning.forecast import Forecast
+from attnbench.planning.plan import Axes, Job, work
+from attnbench.schema.case import parse_position
+from attnbench.theory.choices import DEFAULT, WORDS
+
+TIMING = (0.05, 1e9)  # seconds of samples of a cell, as a forecast has them: as many calls as usual
+_COMPILE_S = 20.0
+_COMPILING = 0.25  # of the budget that compiling may take
+
+
+def candidates(sweeps: Sequence[Axes], budget_s: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The implementations to try in these sweeps, and those that would take too long to compile."""
+    compiling = [name for name, words in WORDS.items() if words.get("compiles")]
+    cases = sum(len(axes.values.get("seq_lens", (0,))) for axes in sweeps)
+    afford = cases * len(compiling) * _COMPILE_S <= _COMPILING * budget_s
+    tried = [name for name in WORDS if afford or name not in compiling]
+    return tuple(tried), () if afford else tuple(compiling)
+
+
+def kernels_alone(sweeps: Iterable[Axes]) -> tuple[Axes, ...]:
+    """The sweeps without positions that turn q and k first: they cost all kernels the same."""
+    found = []
+    for axes in sweeps:
+        own = axes.values.get("positions", ())
+        turned = any(parse_position(text).encoding.kind == "rotary" for text in own)
+        found.append(axes.having(positions=None) if turned else axes)
+    return tuple(found)
+
+
+def beside(sweeps: Sequence[Axes]) -> Iterator[Axes]:
+    """Calls of the default that a program could make in place of these: what helps by itself.
+
+    Strided q, k and v copied first; a static cache of twice the tokens, with a mask.
+    """
+    for axes in sweeps:
+        values = {name: own[0] for name, own in axes.values.items() if len(own) == 1}
+        plain = axes.having(impls=(DEFAULT,), count=0, step="")
+        if axes.workload != "attention":
+            continue
+        if values.get("layouts", "BHLD") != "BHLD":
+            yield plain.having(layouts="BHLD")
+        if values.get("seq_lens") == 1 and "kv_lens" in values and "masks" not in values:
+            n = values["kv_lens"]
+            yield plain.having(kv_lens=2 * n, masks=f"padding:{n}")
+
+
+def by_share(
+    jobs: Iterable[Job], forecast: Forecast, left_s: Callable[[], float], counts: Mapping[str, int]
+) -> Iterator[tuple[Job, float]]:
+    """Groups as jobs of their own, each with the seconds that it may take.
+
+    First what a step spends most in, by how often each case is called (`counts`, by id, of all
+    cases alike where it is empty); what a group leaves of its time is the others'. What cannot end
+    within `left_s()` comes last, with minus the seconds that it would take.
+    """
+    queue = [replace(job, groups=(group,)) for job in jobs for group in job.groups]
+
+    def share(job: Job) -> float:
+        return sum(
+            counts.get(case.case_id, 0 if counts else 1) * work(case) for case, _ in job.cases
+        )
+
+    queue.sort(key=share, reverse=True)
+    while queue:
+        left, least_s = left_s(), [forecast.seconds(job.cells()) for job in queue]
+        fit = [i for i, seconds in enumerate(least_s) if seconds <= left]
+        if not fit:
+            yield from ((job, -seconds) for job, seconds in zip(queue, least_s, strict=True))
+            return
+        spare_s = max(0.0, left - sum(least_s[i] for i in fit))
+        all_shares = sum(share(queue[i]) for i in fit)
+        own = share(queue[fit[0]]) / all_shares if all_shares else 1.0 / len(fit)
+        yield queue.pop(fit[0]), least_s[fit[0]] + own * spare_s

@@ -1,0 +1,216 @@
+"""Advice: what is best for each call, what the default costs, and where the budget goes."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attnbench.analysis import table
+from attnbench.analysis.advice import advices, changes
+from attnbench.execution import session
+from attnbench.machine.host import is_here
+from attnbench.planning.advice import by_share, candidates
+from attnbench.planning.forecast import Forecast
+from attnbench.planning.plan import Axes, Job
+from attnbench.report.documents.advise import document
+from attnbench.report.render import rendered
+from attnbench.schema.case import Case, parse_mask
+from attnbench.schema.record import Cell, Record
+from attnbench.store.folder import SWEEP, RunFolder
+from attnbench.store.runs import load_run
+from attnbench.theory.choices import as_transformers
+from tests import synthetic
+from tests.conftest import parsed
+
+CALL = Case(heads=8, kv_heads=2, seq_len=1, kv_len=1000)
+
+
+def timed(impl: str, us: float, case: Case = CALL, **metrics: object) -> Record:
+    """Samples a few percent apart, in rounds that pair with those of the others."""
+    spread = [1.0 + 0.004 * (i % 5) for i in range(20)]
+    own: dict[str, object] = {"memory_workspace_bytes": 4096, "sdpa_backend": None, "group": "g"}
+    return synthetic.timed(case, impl, [us * x for x in spread], **(own | metrics))
+
+
+def advice_of(tmp_path: Path, *records: Record, **info: object):
+    run = load_run(synthetic.write_run(tmp_path, "run", records, dict(info)))
+    return run, advices(run, table.load(run, "sdpa"))
+
+
+@pytest.mark.parametrize(
+    ("times", "verdict", "best", "sure"),
+    [
+        ({"sdpa": 100.0, "naive": 60.0, "chunked": 300.0}, "switch", "naive", True),
+        ({"sdpa": 100.0, "naive": 99.5}, "keep", "sdpa", True),
+        ({"sdpa": 100.0, "naive": 170.0}, "keep", "sdpa", True),
+        ({"naive": 60.0, "chunked": 90.0}, "failed", "naive", False),
+    ],
+)
+def test_the_verdict_of_a_call(tmp_path, times, verdict, best, sure):
+    records = [timed(impl, us) for impl, us in times.items()]
+    if "sdpa" not in times:
+        records.append(synthetic.failed(CALL, "sdpa", "incorrect", "o: wrong"))
+    run, [found] = advice_of(tmp_path, *records)
+    assert (found.verdict, found.best["impl"], found.sure) == (verdict, best, sure)
+    shown = document(run)
+    assert shown.exit_code == (1 if verdict == "failed" else 0)
+    if verdict == "failed":
+        assert shown.conclusion.verdict == "sdpa is wrong"
+    if verdict == "switch":
+        assert found.regret[0] == pytest.approx(100 / 60, rel=0.01)
+        assert "1.67 times as fast as sdpa" in rendered(shown)
+
+
+def test_few_or_wild_samples_are_likely_or_open_and_never_sure(tmp_path):
+    wild = [timed("naive", 100.0), timed("sdpa", 112.0)]
+    shaken = synthetic.timed(
+        CALL, "naive", [100.0 * (1.5 if i % 2 else 0.8) for i in range(20)], group="g"
+    )
+    _, [found] = advice_of(tmp_path, shaken, wild[1])
+    assert not found.sure
+    assert found.verdict in ("likely", "open", "keep")
+
+
+def test_a_step_is_the_sum_of_its_calls_and_names_them(tmp_path):
+    long = replace(CALL, kv_len=4000)
+    records = [
+        timed("sdpa", 100.0), timed("naive", 50.0), timed("sdpa", 400.0, long),
+        timed("naive", 800.0, long),
+    ]  # fmt: skip
+    steps = {"decode": {CALL.case_id: 10, long.case_id: 5}}
+    run, found = advice_of(tmp_path, *records, steps=steps)
+    text = " ".join(rendered(document(run)).split())
+    assert [each.count for each in found] == [10, 5]
+    assert re.search(r"its 15 calls spend 3\.0\d ms in attention with sdpa", text)
+    assert "saves 16.7 % of that" in text  # 500 of 3000 µs: the long call is kept
+    assert "10 × decode S=1000" in text
+
+
+def test_what_another_way_of_calling_sdpa_saves(tmp_path):
+    strided = replace(CALL, seq_len=1000, mask=parse_mask("causal"), layout="BLHD")
+    records = [
+        timed("sdpa", 100.0, strided), timed("naive", 300.0, strided),
+        timed("sdpa-mask", 150.0, strided), timed("sdpa-expanded", 120.0, strided),
+        timed("sdpa", 80.0, replace(strided, layout="BHLD")),
+    ]  # fmt: skip
+    run, found = advice_of(tmp_path, *records, steps={"prefill": {strided.case_id: 1}})
+    ratios = {change.slower: round(change.ratio[0] or 0, 2) for change in changes(run, found)}
+    assert ratios == {
+        "keys expanded to every head": 1.2, "a dense attn_mask": 1.5, "q, k, v in BLHD": 1.25,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({}, "sdpa"), ({"kv_heads": 8}, "sdpa"), ({"head_dim": 512}, "sdpa-grouped"),
+        ({"mask": parse_mask("padding:300")}, "sdpa-grouped"),
+        ({"seq_len": 1000, "mask": parse_mask("causal")}, "sdpa"),
+        ({"seq_len": 1000, "mask": parse_mask("window:64")}, "sdpa-expanded"),
+        ({"seq_len": 10, "mask": parse_mask("causal")}, "sdpa-expanded"),
+    ],
+)  # fmt: skip
+def test_how_transformers_calls_sdpa(fields, name):
+    """integrations/sdpa_attention.py and masking_utils.py of transformers 5.24."""
+    assert as_transformers(replace(CALL, **fields)) == name
+
+
+def test_the_budget_goes_first_where_a_step_spends_most_and_what_does_not_fit_is_last():
+    short, long, huge = (replace(CALL, seq_len=n, kv_len=n) for n in (64, 1024, 65536))
+    jobs = [Job(groups=tuple(((case, ("sdpa", "naive")),) for case in (short, long, huge)))]
+    counts = {short.case_id: 1, long.case_id: 10, huge.case_id: 100}
+    found = list(by_share(jobs, Forecast((0.05, 1e9)), lambda: 60.0, counts))
+    assert [job.cases[0][0] for job, _ in found] == [long, short, huge]
+    assert found[0][1] > 40  # of the 60 that there are all along
+    assert found[1][1] > 0 > -60 > found[2][1], "that one is declined, with its seconds"
+
+
+def test_compiling_is_tried_where_the_budget_allows():
+    sweeps = [Axes(seq_lens=(1, 2), kv_lens=8)]
+    assert "flex" in candidates(sweeps, 600)[0]
+    tried, left_out = candidates(sweeps, 60)
+    assert "flex" in left_out
+    assert not {"flex", "naive-compiled"} & {*tried}
+
+
+def test_a_run_of_another_machine_says_so(cli, tmp_path):
+    run, _ = advice_of(tmp_path, timed("sdpa", 100.0), timed("naive", 50.0))
+    assert "measured there, not here" in cli("advise", run.path).output
+    environment = run.info["environment"]
+    assert not is_here(environment)
+    mine = {"device_name": "", "memory_bytes": None}
+    assert is_here(environment | mine), "what is not known is no other machine"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+ASKED = ("advise", "--case", "H=4,G=2,L=1,S=200,D=16", "--impls", "sdpa,naive,sdpa-grouped")
+
+
+def test_a_call_is_measured_within_the_budget_and_then_known(cli, here):
+    first = cli(*ASKED, "--budget", "60s", "--name", "one")
+    assert first.exit_code in (0, 3), first.output
+    run = load_run(here / "results" / "one")
+    assert {record.status for record in run.records} == {"ok"}
+    assert all(len(record.samples) >= 7 for record in run.records), "too few for an interval"
+    again = cli(*ASKED)
+    assert "from results/one, measured on this machine" in again.output
+    assert len(list((here / "results").iterdir())) == 1
+    answer = json.loads(cli("advise", "one", "--json").stdout)
+    assert answer["conclusion"]["verdict"]
+
+
+def test_what_is_interrupted_says_what_is_known(cli, here, monkeypatch):
+    whole = session.sweep
+
+    def cut(*args: object) -> Iterator[object]:
+        count = 0
+        for event in whole(*args):  # type: ignore[arg-type]
+            yield event
+            count += isinstance(event, Record)
+            if count == 2:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "sweep", cut)
+    found = cli(*ASKED, "--budget", "60s")
+    assert found.exit_code == 130
+    assert "Everything tried" in found.output
+    assert "Interrupted. This is advice from: results/" in found.output
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (
+            ["--case", "n=64", "--budget", "1s"],
+            r"--budget 1.00 s is too short .*: give at least \d",
+        ),
+        (["latest", "--budget", "9s"], "RUN is advice from what was measured; remove --budget"),
+        (["latest"], "no runs? "),
+        (["--case", "n=64", "--impls", "sdpa-cudnn"], "no call has two implementations .*on cuda"),
+        (["--step", "decode"], "--step and --tokens go with --model NAME"),
+    ],
+)
+def test_bad_input_is_one_line(cli, assert_refused, here, args, says):
+    result = cli("advise", *args)
+    assert result.exit_code == 2
+    assert re.search(says, result.output), result.output
+    assert "Traceback" not in result.output
+
+
+def test_every_declined_call_has_a_command_that_parses(tmp_path):
+    case = replace(CALL, mask=parse_mask("window:64"), seq_len=9, layout="BLHD", scale=0.5)
+    records = [timed("sdpa", 100.0), timed("naive", 50.0)]
+    plan = [record.cell.to_json() for record in records] + [Cell(case=case, impl="sdpa").to_json()]
+    run, _ = advice_of(tmp_path, *records, declined={case.case_id: 200.0}, plan=plan)
+    [command] = re.findall(r"attnbench advise --case .*?--budget \d+s", " ".join(
+        rendered(document(run), "markdown").split()))  # fmt: skip
+    parsed(command)
+    assert RunFolder.find(str(run.path), tmp_path, SWEEP).path == run.path
