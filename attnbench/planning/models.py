@@ -59,7 +59,7 @@ def asked_sweeps(
     if (preset is not None) + (model is not None) + bool(case or cases) > 1:
         raise UsageError("take one of --preset, --model, and --case with --cases")
     if case or cases:
-        return overridden(listed(case or (), cases, workload), {**axes, "workload": None}), ""
+        return overridden(listed(case or (), cases, axes), {**axes, "workload": None}), ""
     if model is None:
         return overridden(plain, axes), ""
     if axes.get("seq_lens") or axes.get("kv_lens"):

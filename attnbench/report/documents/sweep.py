@@ -18,6 +18,7 @@ from attnbench.analysis.highlights import failed_sentence, highlights, measured_
 from attnbench.analysis.leads import approx, number_of, tie
 from attnbench.analysis.scaling import scaling
 from attnbench.analysis.scaling.results import Scaling
+from attnbench.analysis.times import time_us
 from attnbench.base import units
 from attnbench.errors import ExitCode
 from attnbench.machine import limits
@@ -49,6 +50,12 @@ LIMITS = (
 STEPS = (
     "Times of the calls by their counts; the ends of their intervals add up, and their ratios are"
     " weighed by these times. Unknown where a call has no time."
+)
+_PACKED = ("batch", "seq_len", "kv_len", "mask")  # in which two cases of the same tokens differ
+PACKED = (
+    "The same tokens in a batch that is padded to its longest item, and one after the other as"
+    " documents: the ratio of the two times in rounds that both were timed in. Below 1 packing is"
+    " faster."
 )
 Row = Mapping[Any, Any]
 
@@ -125,6 +132,7 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> d
     sections = [
         doc.Section("Results", list(_results(frame, where))),
         doc.Section("What a step spends", list(_steps(run, frame))),
+        doc.Section("Padded or packed", list(_packed(run, frame))),
         doc.Section("Without a result", list(_failures(run, frame))),
         doc.Section("Suspect times", list(_suspects(frame))),
     ]
@@ -262,6 +270,32 @@ def _steps(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
         intervals = {"speed": "95 % CI"}
         yield doc.Table(columns=columns, rows=rows, cut="impl", grouped=True, intervals=intervals)
         yield doc.Text([STEPS], quiet=True)
+
+
+def _packed(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
+    """What packing the tokens of a padded batch brings to each implementation."""
+    cells, names = {record.cell.key: record for record in run.records}, label_axes(frame)
+    rows = list[list[doc.Cell]]()
+    for row in frame.to_dict("records"):
+        padded = cells[row["case_id"], row["impl"]]
+        case = padded.cell.case
+        packed = cells.get((case.unpadded.case_id, row["impl"]))
+        if packed is None or packed is padded:
+            continue
+        axes = [name for name in names[row["workload"]] if name not in _PACKED]
+        words = "+".join(map(str, case.mask.lengths)), "causal" * (case.mask.after == 0)
+        found = table.time_ratio(run, packed, padded)
+        rows.append([
+            " ".join(filter(None, (*words, label(row, axes)))), doc.Value(row["impl"], "impl"),
+            *(doc.Value(time_us(each), "us") for each in (padded, packed)),
+            doc.Value(found[0], "ratio", *found[1:]),
+        ])  # fmt: skip
+    if rows:
+        columns = {"lengths": "lengths", "impl": "impl", "padded": "padded", "packed": "packed"}
+        columns["ratio"] = "packed / padded"
+        intervals = {"ratio": "95 % CI"}
+        yield doc.Table(columns=columns, rows=rows, cut="impl", grouped=True, intervals=intervals)
+        yield doc.Text([PACKED], quiet=True)
 
 
 def _all_results(frame: pd.DataFrame, where: str) -> Iterator[doc.Section]:
