@@ -71,7 +71,7 @@ def test_flags_hold_in_place_of_what_cases_say():
         ("x.csv", "B;L;count\n2;3;4\n", r"x.csv \(--cases\) .* separator must be a comma"),
         ("x.csv", "H,lengths\n2,5+0\n", r"case 1: lengths takes whole numbers joined by \+, 1 or"),
         ("x.csv", "lengths\n5+x\n", r"case 1: lengths takes whole .* not '5\+x'"),
-        ("x.json", '[{"lengths": "5+6", "L": 6}]', "case 1: lengths stands for B, L, n and S"),
+        ("x.json", '[{"lengths": "5+6", "L": 6}]', "case 1: lengths stands for B, L, n, S"),
         ("x.csv", "lengths,mask\n5+6,window:3\n", "lengths stands .* mask full or causal"),
         ("x.csv", "lengths,workload\n5+6,decode\n", "lengths stands .* workload attention"),
         ("x.json", '[{"count": 0}]', "case 1: count takes whole numbers"),
@@ -150,6 +150,7 @@ def test_a_step_is_the_sum_of_its_calls_by_their_counts(tmp_path, monkeypatch):
         for batch in (1, 2)
         for text, count in ((f", B={batch} n=64", 3), (f", B={batch} n=128", 5), ("", 8))
     }
+    assert list(frame["count"].unique()) == [3, 5]
     own = frame[(frame["impl"] == "sdpa") & (frame["batch"] == 2)].set_index("seq_len")
     _, time, speed = found["8 × call B=2", "sdpa"]
     weights = own["time_us"] * pd.Series({64: 3, 128: 5})

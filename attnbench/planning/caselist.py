@@ -112,7 +112,7 @@ def _ragged(lengths: str, masks: str = "full", **given: Any) -> list[dict[str, A
     known = masks in ("full", "causal") and given["workload"] == "attention"
     if given.keys() & _BY_LENGTHS or not known:
         raise UsageError(
-            "lengths stands for B, L, n and S, and goes with workload attention, mask full or causal"
+            "lengths stands for B, L, n, S, and goes with workload attention, mask full or causal"
         )
     text, total = "+".join(map(str, sizes)), sum(sizes)
     padded = {"batch_sizes": len(sizes), "seq_lens": max(sizes)}
