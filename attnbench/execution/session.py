@@ -103,8 +103,10 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
         if dry_run or request.max_total_time_s:
             limit_s, here = request.max_total_time_s, catalogue.environment
             forecast = _forecast(plan, runner, here, request.output, limit_s)
+        threads = catalogue.environment["threads"]
+        steps = steps_of(request.sweeps, catalogue.device, threads)
         if dry_run:
-            yield Planned(plan, None, forecast)
+            yield Planned(plan, None, forecast, steps)
             return None
         info = {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -121,8 +123,7 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
             info["own"] = [name for names in runner.own for name in names]
         if request.baseline is not None:
             info["baseline"] = request.baseline
-        threads = catalogue.environment["threads"]
-        if steps := steps_of(request.sweeps, catalogue.device, threads):
+        if steps:
             info["steps"] = steps
         if request.shard is not None:
             info["shard"] = merging.shard_of(whole, *request.shard)

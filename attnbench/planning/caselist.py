@@ -37,8 +37,8 @@ def listed(texts: Iterable[str], file: Path | None, axes: Mapping[str, Any]) -> 
 
     Raises:
         UnknownNameError: a key that cases have not.
-        UsageError: a key twice, a value that it does not take, a count of 0, or no such file; or
-            `axes`, which hold in place of what cases say, are those of the lengths.
+        UsageError: a key twice, a value that it does not take, a count of 0, no such file, or both
+            lengths and one of `axes`, which hold in place of what cases say, that they decide.
     """
     found, workload = [], axes.get("workload") or "attention"
     for text in texts:
@@ -80,10 +80,7 @@ def _rows(file: Path) -> list[Any]:
 
 
 def _one(where: str, pairs: Iterable[tuple[Any, Any]], workload: str) -> list[Axes]:
-    """The sweep of one case, or the two of one that has lengths.
-
-    An empty value of a table or a null is as if not given.
-    """
+    """The sweeps of one case; an empty value of a table or a null is as if not given."""
     given: dict[str, Any] = {}
     for key, value in pairs:
         if value not in ("", None):
@@ -106,17 +103,11 @@ def _one(where: str, pairs: Iterable[tuple[Any, Any]], workload: str) -> list[Ax
 
 def _ragged(lengths: str, masks: str = "full", **given: Any) -> list[dict[str, Any]]:
     """A batch of items of these lengths: padded, and packed."""
-    sizes, causal = _LENGTHS.read(lengths), masks == "causal"
-    if not isinstance(sizes, tuple):
-        raise UsageError(f"lengths takes {_LENGTHS}, not '{lengths:.80}'")
-    known = masks in ("full", "causal") and given["workload"] == "attention"
-    if given.keys() & _BY_LENGTHS or not known:
-        raise UsageError(
-            "lengths stands for B, L, n, S, and goes with workload attention, mask full or causal"
-        )
-    text, total = "+".join(map(str, sizes)), sum(sizes)
-    padded = {"batch_sizes": len(sizes), "seq_lens": max(sizes)}
-    return [
-        given | padded | {"masks": f"padding:{text}{':causal=1' * causal}"},
-        given | {"seq_lens": total, "masks": f"document:{text}{':causal=0' * (not causal)}"},
-    ]
+    sizes, clash = _LENGTHS.read(lengths), given.keys() & _BY_LENGTHS
+    known = masks in ("full", "causal") and given["workload"] == "attention" and not clash
+    if not isinstance(sizes, tuple) or not known:
+        more = "in place of B, L, n, S, in workload attention with mask full or causal"
+        raise UsageError(f"lengths takes {_LENGTHS}, {more}")
+    text = f"{'+'.join(map(str, sizes))}:causal={masks == 'causal':d}"
+    padded = {"batch_sizes": len(sizes), "seq_lens": max(sizes), "masks": f"padding:{text}"}
+    return [given | padded, given | {"seq_lens": sum(sizes), "masks": f"document:{text}"}]

@@ -134,9 +134,8 @@ class Case:
         padded = len(lengths) == self.batch and self.seq_len == self.kv_len == max(lengths)
         if self.workload != "attention" or not padded or 0 in lengths:
             return self
-        mask = f"document:{'+'.join(map(str, lengths))}{':causal=0' * (not causal)}"
-        total = sum(lengths)
-        return replace(self, batch=1, seq_len=total, kv_len=total, mask=parse_mask(mask))
+        mask = parse_mask(f"document:{'+'.join(map(str, lengths))}:causal={causal:d}")
+        return replace(self, batch=1, seq_len=sum(lengths), kv_len=sum(lengths), mask=mask)
 
     @cached_property
     def case_id(self) -> str:

@@ -6,7 +6,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from attnbench.base.parameters import Parameter, base_name, read_name
 from attnbench.base.registry import Registry
@@ -90,6 +90,7 @@ class MaskKind:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
 
+_FLAG = partial(Parameter, least=0, most=1)
 _MASKS = {
     "full": MaskKind(doc="every query sees every key", make=Mask),
     "causal": MaskKind(
@@ -111,18 +112,12 @@ _MASKS = {
     "document": MaskKind(
         doc="document:64+128: packed sequences of these lengths in turn, each causal, or causal=0",
         make=lambda lengths, causal: Mask(after=0 if causal else None, documents=lengths),
-        parameters={
-            "lengths": Parameter(many=True),
-            "causal": Parameter(default=1, least=0, most=1),
-        },
+        parameters={"lengths": Parameter(many=True), "causal": _FLAG(default=1)},
     ),
     "padding": MaskKind(
         doc="padding:300+512: batch items of these lengths in turn, the other keys are padding",
         make=lambda lengths, causal: Mask(after=0 if causal else None, lengths=lengths),
-        parameters={
-            "lengths": Parameter(many=True, least=0),
-            "causal": Parameter(default=0, least=0, most=1),
-        },
+        parameters={"lengths": Parameter(many=True, least=0), "causal": _FLAG(default=0)},
     ),
 }
 MASKS: Registry[MaskKind] = Registry("mask", "--masks", _MASKS)

@@ -11,7 +11,7 @@ from attnbench.schema.case import Case
 from attnbench.schema.mask import parse_mask
 from attnbench.theory import caches
 from attnbench.theory.caches import as_seen, cache_of, context_lengths, keys_of_layers
-from attnbench.theory.masks import batch_pairs, useful_pairs
+from attnbench.theory.masks import useful_pairs
 from attnbench.theory.projections import sets_of_weights, weights_of
 
 
@@ -61,9 +61,7 @@ def why_core_flops(case: Case, flops: int) -> list[str]:
     where `flops` is the useful number, or fits none of these.
     """
     useful, square = useful_pairs(case), case.batch * case.seq_len * case.kv_len
-    every = f"the full square of pairs, of which the mask admits {100 * useful / square:.3g} %"
-    padding = " and queries that are padding" * (batch_pairs(case) > useful)
-    every += " for real tokens" * bool(padding)
+    every = f"the full square of pairs, of which {100 * useful / square:.3g} % are useful"
     kept = "no scores recomputed in the backward pass"
     relative = ["products with relative vectors"] if bias_flops(case) else []
     for pairs, recompute in itertools.product((useful, square), (True, False)):
@@ -73,8 +71,7 @@ def why_core_flops(case: Case, flops: int) -> list[str]:
     pairs, rest = divmod(flops - bias_flops(case), _flops_of_pair(case))
     if rest or not useful < pairs < square:
         return []
-    whole = f"whole blocks where the mask cuts through{padding}"
-    whole += f": {pairs / useful:.3g} x the admitted pairs"
+    whole = f"whole blocks where the mask cuts through: {pairs / useful:.3g} x the useful pairs"
     return [whole, *relative]
 
 

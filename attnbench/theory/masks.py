@@ -35,10 +35,10 @@ def _pairs_before(mask: Mask, place: int, keys: int) -> int:
     found, start = 0, place - rest
     for length in mask.documents:
         begun = min(length, rest)
+        whole, part = length * length, begun * min(length, keys - start)
         if mask.after == 0:
-            found += (cycles * length * (length + 1) + begun * (begun + 1)) // 2
-        else:
-            found += cycles * length * length + begun * min(length, keys - start)
+            whole, part = length * (length + 1) // 2, begun * (begun + 1) // 2
+        found += cycles * whole + part
         rest, start = rest - begun, start + length
     return found
 

@@ -51,12 +51,8 @@ STEPS = (
     "Times of the calls by their counts; the ends of their intervals add up, and their ratios are"
     " weighed by these times. Unknown where a call has no time."
 )
-_PACKED = ("batch", "seq_len", "kv_len", "mask")  # in which two cases of the same tokens differ
-PACKED = (
-    "The same tokens in a batch that is padded to its longest item, and one after the other as"
-    " documents: the ratio of the two times in rounds that both were timed in. Below 1 packing is"
-    " faster."
-)
+CI = {"speed": "95 % CI", "ratio": "95 % CI"}
+PACKED = "The same tokens, in rounds that both were timed in. Below 1 packing them is faster."
 Row = Mapping[Any, Any]
 
 
@@ -205,7 +201,7 @@ def _table(frame: pd.DataFrame, names: Mapping[str, list[str]], **more: Any) -> 
     yield doc.Table(
         columns=columns, rows=[[row[name] for name in columns] for row in rows],
         spare=[name for name in _SPARE if name in columns], cut="impl", grouped=True,
-        intervals={"speed": "95 % CI"}, bold=[i for i, x in enumerate(fastest) if x], **more,
+        intervals=CI, bold=[i for i, x in enumerate(fastest) if x], **more,
     )  # fmt: skip
     same = [(heads[name], value) for name, value in alike.items() if value not in _NOTHING]
     if same:
@@ -267,8 +263,7 @@ def _steps(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
     if rows:
         columns = {"step": "step", "impl": "impl", "calls": "", "time": "time"}
         columns["speed"] = _headers(frame)["speed"]
-        intervals = {"speed": "95 % CI"}
-        yield doc.Table(columns=columns, rows=rows, cut="impl", grouped=True, intervals=intervals)
+        yield doc.Table(columns=columns, rows=rows, cut="impl", grouped=True, intervals=CI)
         yield doc.Text([STEPS], quiet=True)
 
 
@@ -282,19 +277,16 @@ def _packed(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
         packed = cells.get((case.unpadded.case_id, row["impl"]))
         if packed is None or packed is padded:
             continue
-        axes = [name for name in names[row["workload"]] if name not in _PACKED]
-        words = "+".join(map(str, case.mask.lengths)), "causal" * (case.mask.after == 0)
-        found = table.time_ratio(run, packed, padded)
-        rows.append([
-            " ".join(filter(None, (*words, label(row, axes)))), doc.Value(row["impl"], "impl"),
-            *(doc.Value(time_us(each), "us") for each in (padded, packed)),
-            doc.Value(found[0], "ratio", *found[1:]),
-        ])  # fmt: skip
+        axes = [name for name in names[row["workload"]] if name not in (*INNER, "batch", "mask")]
+        title = f"{case.mask.text.removeprefix('padding:')} {label(row, axes)}"
+        times = (doc.Value(time_us(each), "us") for each in (padded, packed))
+        value, low, high = table.time_ratio(run, packed, padded)
+        found = *times, doc.Value(value, "ratio", low, high)
+        rows.append([title.strip(), doc.Value(row["impl"], "impl"), *found])
     if rows:
         columns = {"lengths": "lengths", "impl": "impl", "padded": "padded", "packed": "packed"}
         columns["ratio"] = "packed / padded"
-        intervals = {"ratio": "95 % CI"}
-        yield doc.Table(columns=columns, rows=rows, cut="impl", grouped=True, intervals=intervals)
+        yield doc.Table(columns=columns, rows=rows, cut="impl", grouped=True, intervals=CI)
         yield doc.Text([PACKED], quiet=True)
 
 
