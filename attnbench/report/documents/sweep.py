@@ -52,7 +52,7 @@ STEPS = (
     " weighed by these times. Unknown where a call has no time."
 )
 CI = {"speed": "95 % CI", "ratio": "95 % CI"}
-PACKED = "The same tokens, in rounds that both were timed in. Below 1 packing them is faster."
+PACKED = "The same tokens; ratios are of rounds that both were timed in. Below 1 packing is faster."
 Row = Mapping[Any, Any]
 
 
