@@ -275,7 +275,7 @@ def _packed(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
         padded = cells[row["case_id"], row["impl"]]
         case = padded.cell.case
         packed = cells.get((case.unpadded.case_id, row["impl"]))
-        if packed is None or packed is padded:
+        if packed is None or packed is padded or not (padded.samples or packed.samples):
             continue
         axes = [name for name in names[row["workload"]] if name not in (*INNER, "batch", "mask")]
         title = f"{case.mask.text.removeprefix('padding:')} {label(row, axes)}"
