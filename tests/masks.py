@@ -10,7 +10,7 @@ sizes = st.integers(1, 14)
 masks = st.sampled_from([
     "full", "causal", "window:1", "window:3", "window:40", "prefix:1", "prefix:5", "prefix:40",
     "document:1", "document:4", "document:3+5", "document:40", "padding:1", "padding:40",
-    "padding:4+9+1",
+    "padding:4+9+1", "document:3+5:causal=0", "document:4:causal=0", "padding:4+9+1:causal=1",
 ])  # fmt: skip
 
 
@@ -23,7 +23,7 @@ def admitted(mask: str, queries: int, keys: int, item: int = 0) -> np.ndarray:
 
 def _sees(mask: str, query: int, key: int, queries: int, keys: int, item: int) -> bool:
     place = query + keys - queries  # the last query stands where the last key does
-    name, _, text = mask.partition(":")
+    name, text, causal = [*mask.split(":"), "", ""][:3]
     numbers = [int(number) for number in text.split("+")] if text else [0]
     packed = [
         d for d, n in enumerate(itertools.islice(itertools.cycle(numbers), 50)) for _ in range(n)
@@ -33,6 +33,8 @@ def _sees(mask: str, query: int, key: int, queries: int, keys: int, item: int) -
         "causal": key <= place,
         "window": place - numbers[0] < key <= place,
         "prefix": key <= place or key < numbers[0],
-        "document": bool(packed) and key <= place and packed[key] == packed[place],
-        "padding": key < numbers[item % len(numbers)],
+        "document": bool(packed)
+        and (key <= place or causal == "causal=0")
+        and packed[key] == packed[max(place, 0)],
+        "padding": key < numbers[item % len(numbers)] and (key <= place or not causal),
     }[name]

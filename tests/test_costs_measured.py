@@ -188,7 +188,7 @@ def test_blocks_at_the_edge_of_a_mask_are_said():
     causal = Case(seq_len=1024, mask=parse_mask("causal"))
     assert probed(causal, "chunked")["flops_note"] == (
         "executes 1.5 x the useful FLOPs"
-        " (whole blocks where the mask cuts through: 1.5 x the admitted pairs)"
+        " (whole blocks where the mask cuts through: 1.5 x the useful pairs)"
     )
     note = probed(causal, "sdpa")["flops_note"]
     assert note.startswith("executes 1.5 x the useful FLOPs (whole blocks")

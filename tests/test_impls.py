@@ -89,7 +89,9 @@ WHERE: dict[str, dict[str, Any]] = {
     "window, blind rows": {"kv_len": 3, "mask": "window:2"},
     "prefix": {"mask": "prefix:6", "kv_len": 21, "kv_heads": 1},
     "documents, blind rows": {"mask": "document:5+3", "kv_len": 11},
+    "documents, both ways": {"mask": "document:5+3:causal=0", "kv_len": 11},
     "padding": {"mask": "padding:1+9", "batch": 3, "kv_heads": 2},
+    "padding, causal": {"mask": "padding:1+9:causal=1", "batch": 3, "kv_heads": 2},
     "grouped heads": {"kv_heads": 2, "mask": "causal"},
     "one key head": {"kv_heads": 1, "kv_len": 20},
     "wider values": {"value_dim": 11},
@@ -183,7 +185,7 @@ LONG: dict[str, dict[str, Any]] = {
 # Each mask once, each length with a full and a bounded one: one case a branch, not their product.
 BANDS = (
     "full", "causal", "window:77", "window:1", "window:512", "window:700", "prefix:100",
-    "prefix:600", "document:77", "document:512+300", "padding:77+1+600", "full",
+    "prefix:600", "document:77", "document:512+300:causal=0", "padding:77+1+600", "full",
 )  # fmt: skip
 BLOCKS = [
     {"where": where, "mask": mask, "dtype": dtype}
@@ -274,6 +276,7 @@ def flops_of(name: str, case: Case) -> int:
 
 ALL_OF_A_KIND = (
     "causal", "window:200", "prefix:140", "document:100+30", "document:1", "padding:40+300",
+    "document:100+30:causal=0", "padding:40+300:causal=1",
 )  # fmt: skip
 
 

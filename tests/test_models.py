@@ -226,6 +226,31 @@ def test_flags_hold_in_place_of_what_the_model_says():
     assert found == ["32 forward n=8192 B=1 H=32 G=8 D=128 bfloat16 window:4096 rope static"]
 
 
+def test_list_shows_the_calls_of_a_model_(cli, tmp_path):
+    (tmp_path / "gemma.json").write_text(json.dumps(NESTED))
+    path = str(tmp_path / "gemma.json")
+    found = json.loads(cli("list", path, "bert-base", "--json").stdout)
+    tables = [section["parts"][0]["table"] for section in found["sections"]]
+    rows = [(row["step"], row["count"], row["kv_len"], row["mask"]) for row in tables[0]]
+    assert rows[:3] == [
+        ("prefill 2048", 6, 2048, "window:32"), ("prefill 2048", 1, 2048, "causal"),
+        ("decode 2048", 6, 32, "full"),
+    ]  # fmt: skip
+    shared = {(row["dtype"], row["head_dim"], row["scale"]["value"]) for row in tables[0]}
+    assert shared == {("bfloat16", 256, 256**-0.5)}
+    assert [row["step"] for row in tables[1]] == ["prefill 512", "train 512"]
+    assert "no case has: vision_config" in str(found["sections"][0])
+    wrong = cli("list", str(tmp_path / "none.json"))
+    assert (wrong.exit_code, wrong.stderr.count("\n")) == (2, 1)
+    assert "none.json" in wrong.stderr
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_a_list_of_all_names_the_models(cli):
+    assert all(name in cli("list").stdout for name in MODELS)
+    assert "did you mean 'llama-3.1-8b'?" in cli("list", "llama-3.1-8").stderr
+
+
 @pytest.mark.usefixtures("imagined_worker")
 def test_a_model_is_swept_from_the_command_line_and_from_python(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -146,6 +146,12 @@ def _density(of: Callable[[Case], float]) -> Callable[[Record], float | None]:
     return value
 
 
+def _count(row: TableRow) -> int | None:
+    steps, case = (row.run.info.get("steps") or {}).values(), row.record.cell.case.case_id
+    counts = {calls[case] for calls in steps if case in calls}
+    return counts.pop() if len(counts) == 1 else None
+
+
 # The columns that are `computed`, from the record alone or with what the run says beside it.
 _OF_RECORD: dict[str, Callable[[Record], Any]] = {
     "case_id": lambda r: r.cell.case.case_id,
@@ -181,6 +187,7 @@ _OF_ROW: dict[str, Callable[[TableRow], Any]] = {
     "gbps": lambda row: _rate(row, "bytes_min", 1e3),
     "created": lambda row: row.run.info.get("created"),
     "family": lambda row: row.implementation.get("family"),
+    "count": _count,
 }
 _SOURCES: dict[str, Callable[[TableRow], Mapping[str, Any]]] = {
     "case": lambda row: row.case,

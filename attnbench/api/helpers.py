@@ -80,14 +80,14 @@ def mask_spans(
     first, end = torch.zeros_like(place), torch.full_like(place, keys)
     if mask.before is not None:
         first = (place - mask.before).clamp_(min=0)
-    if mask.documents:
-        starts = torch.tensor(mask.document_starts, device=device)
-        place_0 = place.clamp(min=0)
-        inside = place_0 % starts[-1]
-        begin = place_0 - inside + starts[torch.searchsorted(starts, inside, right=True) - 1]
-        first = torch.maximum(first, begin)
     if mask.after is not None:
         end = (place + (mask.after + 1)).clamp_(min=mask.prefix)
+    if mask.documents:
+        starts = torch.tensor(mask.document_starts, device=device)
+        inside = place.clamp(min=0) % starts[-1]
+        cycle, own = place.clamp(min=0) - inside, torch.searchsorted(starts, inside, right=True)
+        first = torch.maximum(first, cycle + starts[own - 1])
+        end = torch.minimum(end, cycle + starts[own])
     items = range(batch if mask.lengths else 1)
     lengths = torch.tensor([[mask.length(keys, item)] for item in items], device=device)
     end = torch.minimum(end, lengths)

@@ -297,6 +297,9 @@ def print_plan(event: object) -> None:
                     say(f"{' ' * 16}skipped: {cell.impl}: needs {needs}, {free} free", hang=16)
     for record in plan.decided:
         say(f"{record.status}: {record.cell.impl}: {case_label(record.cell.case)}: {record.reason}")
+    for step, calls in event.steps.items():
+        made = ", ".join(f"{count} × {case_id}" for case_id, count in calls.items())
+        say(f"{step}: {made}", hang=2)
     every = [cell for job in plan.jobs for cell in job.cells()]
     count = sum(not forecast.too_large(cell) for cell in every)
     others = len(plan.decided) + len(every) - count

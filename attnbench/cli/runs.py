@@ -36,19 +36,24 @@ def list_(names: tuple[str, ...], files: tuple[str, ...], device: str, **options
     projections, caches, masks and position encodings. As JSON with parameters, the law of memory,
     devices, passes, dtypes, masks.
 
-    With NAME (longformer, gqa, "kv cache", llama …): its parts, and a command that measures it.
+    With NAME (longformer, gqa, "kv cache", llama …): its parts, and a command that measures it. Of
+    a model (llama-3.1-8b, or the path of a config.json): its calls, by step and kind of layer.
     """
     from attnbench.execution.process import Settings
     from attnbench.execution.runner import LocalRunner
     from attnbench.planning.lookup import look_up
-    from attnbench.report.documents.catalogue import document
+    from attnbench.planning.models import MODELS, calls_of
+    from attnbench.report.documents.catalogue import document, models_document
 
+    if any(name in MODELS or name.endswith(".json") for name in names):
+        raise SystemExit(show(models_document({name: calls_of(name) for name in names}), options))
     with LocalRunner(Settings(device=device, files=files)) as runner:
         catalogue = runner.catalogue()
         for warning in runner.warnings:
             say(f"Warning: {warning}", err=True)
     answers, catalogue = look_up(names, catalogue) if names else ([], catalogue)
-    raise SystemExit(show(document(catalogue, answers, files), options))
+    models = {} if names else {n: row["source"].partition("/blob")[0] for n, row in MODELS.items()}
+    raise SystemExit(show(document(catalogue, answers, files, models), options))
 
 
 @click.command()

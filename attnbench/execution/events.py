@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -26,12 +26,14 @@ class Starting(NamedTuple):
 class Planned(NamedTuple):
     """The plan is made; `path` is where records go, None for a dry run.
 
-    `forecast` knows how long cells will take: in a dry run, or where time is limited.
+    `forecast` knows how long cells will take: in a dry run, or where time is limited. `steps` are
+    those of `steps_of`.
     """
 
     plan: Plan
     path: Path | None
     forecast: Forecast | None = None
+    steps: Mapping[str, Mapping[str, int]] = {}
 
 
 class Total(NamedTuple):

@@ -113,8 +113,10 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
             forecast = _forecast(plan, runner, here, request.output, limit_s)
         if request.race and forecast is not None:
             advising.check_budget(plan, forecast, time.perf_counter() - runner.began)
+        threads = catalogue.environment["threads"]
+        steps = steps_of(request.sweeps, catalogue.device, threads)
         if dry_run:
-            yield Planned(plan, None, forecast)
+            yield Planned(plan, None, forecast, steps)
             return None
         info = {
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -131,8 +133,7 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
             info["own"] = [name for names in runner.own for name in names]
         if request.baseline is not None:
             info["baseline"] = request.baseline
-        threads = catalogue.environment["threads"]
-        if steps := steps_of(request.sweeps, catalogue.device, threads):
+        if steps:
             info["steps"] = steps
         if request.shard is not None:
             info["shard"] = merging.shard_of(whole, *request.shard)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from attnbench.base import files, jsontext
+from attnbench.base.parameters import Parameter
 from attnbench.base.registry import require
 from attnbench.errors import UsageError
 from attnbench.planning.plan import Axes, expand
-from attnbench.schema.axes import AXES, Axis
+from attnbench.schema.axes import AXES, KEYWORDS, Axis
 
 # As labels and columns have them: B, mask; L is n.
 _KEYS = {axis.symbol or name: axis for name, axis in AXES.items()} | AXES
@@ -22,19 +23,24 @@ _KEYS |= {
     "L": AXES["seq_len"],
     "workload": Axis(field="workload", flag="--workload"),
     "count": Axis(field="count", flag="--count", kind="sizes"),
+    "lengths": Axis(field="lengths", flag="--lengths"),
 }
+_LENGTHS = Parameter(many=True)
+_BY_LENGTHS = {"batch_sizes", "seq_lens", "kv_lens", "masks"}
 
 
-def listed(texts: Iterable[str], file: Path | None, workload: str) -> list[Axes]:
+def listed(texts: Iterable[str], file: Path | None, axes: Mapping[str, Any]) -> list[Axes]:
     """Read cases such as `B=2,L=1,S=1000,mask=causal,count=32`, and those of a file.
 
-    It is CSV with the keys in its first line, or a list of objects in JSON.
+    It is CSV with the keys in its first line, or a list of objects in JSON. `lengths=512+64` makes
+    two of one case: padded to the longest, and packed. The list is then called in either way.
 
     Raises:
         UnknownNameError: a key that cases have not.
-        UsageError: a key twice, a value that it does not take, a count of 0, or no such file.
+        UsageError: a key twice, a value that it does not take, a count of 0, no such file, or both
+            lengths and one of `axes`, which hold in place of what cases say, that they decide.
     """
-    found = []
+    found, workload = [], axes.get("workload") or "attention"
     for text in texts:
         pairs = [part.partition("=")[::2] for part in text.split(",")]
         if not all(value for _, value in pairs):
@@ -42,7 +48,14 @@ def listed(texts: Iterable[str], file: Path | None, workload: str) -> list[Axes]
         found.append(_one(f"--case {text:.200}", pairs, workload))
     for number, row in enumerate(_rows(file) if file else [], start=1):
         found.append(_one(f"{file} (--cases), case {number}", row, workload))
-    return found
+    if all(len(ways) == 1 for ways in found):
+        return [axes for (axes,) in found]
+    for name in (name for name in _BY_LENGTHS if axes.get(name)):
+        raise UsageError(f"{KEYWORDS[name].flag} does not go with a case that has lengths")
+    return [
+        ways[at].having(step=f"call {how}") for at, how in ((0, "padded"), (-1, "packed"))
+        for ways in found
+    ]  # fmt: skip
 
 
 def _rows(file: Path) -> list[Any]:
@@ -54,6 +67,8 @@ def _rows(file: Path) -> list[Any]:
             rows: list[Any] = json.loads(text, object_pairs_hook=list)
         else:
             head, *lines = [*csv.reader(io.StringIO(text), strict=True)] or [[]]
+            if ";" in "".join(head):
+                raise ValueError("its separator must be a comma, not a semicolon")
             rows = [[*zip_longest(head, row)] for row in lines if row]
     except OSError as err:
         raise UsageError(f"cannot read {file} (--cases): {err.strerror or err}") from err
@@ -64,8 +79,8 @@ def _rows(file: Path) -> list[Any]:
     return rows
 
 
-def _one(where: str, pairs: Iterable[tuple[Any, Any]], workload: str) -> Axes:
-    """The sweep of one case; an empty value of a table or a null is as if not given."""
+def _one(where: str, pairs: Iterable[tuple[Any, Any]], workload: str) -> list[Axes]:
+    """The sweeps of one case; an empty value of a table or a null is as if not given."""
     given: dict[str, Any] = {}
     for key, value in pairs:
         if value not in ("", None):
@@ -75,9 +90,24 @@ def _one(where: str, pairs: Iterable[tuple[Any, Any]], workload: str) -> Axes:
             if len(values) > 1 or axis.keyword in given:
                 raise UsageError(f"{where}: {key} is given twice, or has several values")
             given[axis.keyword] = values[0]
-    axes = Axes(**{"workload": workload, "step": "call", **given})
+    ways = [{"workload": workload, "step": "call", **given}]
     try:
-        next(expand(axes, "cpu"))
+        ways = _ragged(**ways[0]) if "lengths" in given else ways
+        sweeps = [Axes(**way) for way in ways]
+        for axes in sweeps:
+            next(expand(axes, "cpu"))
     except UsageError as err:
         raise UsageError(f"{where}: {err}") from err
-    return axes
+    return sweeps
+
+
+def _ragged(lengths: str, masks: str = "full", **given: Any) -> list[dict[str, Any]]:
+    """A batch of items of these lengths: padded, and packed."""
+    sizes, clash = _LENGTHS.read(lengths), given.keys() & _BY_LENGTHS
+    known = masks in ("full", "causal") and given["workload"] == "attention" and not clash
+    if not isinstance(sizes, tuple) or not known:
+        more = "in place of B, L, n, S, in workload attention with mask full or causal"
+        raise UsageError(f"lengths takes {_LENGTHS}, {more}")
+    text = f"{'+'.join(map(str, sizes))}:causal={masks == 'causal':d}"
+    padded = {"batch_sizes": len(sizes), "seq_lens": max(sizes), "masks": f"padding:{text}"}
+    return [given | padded, given | {"seq_lens": sum(sizes), "masks": f"document:{text}"}]

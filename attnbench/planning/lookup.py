@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from attnbench.base.parameters import base_name
 from attnbench.base.registry import nearest, unknown
 from attnbench.errors import UnknownNameError
+from attnbench.planning.models import MODELS
 from attnbench.schema.messages import Catalogue
 from attnbench.theory.flags import DOCS
 
@@ -56,7 +57,7 @@ def explained(error: UnknownNameError) -> str:
 
 def _answer(name: str, catalogue: Catalogue) -> Answer:
     """By the table, else the entries of each kind that are called so, or whose doc has the word."""
-    plain, known = "".join(filter(str.isalnum, name.lower())), list[str]()
+    plain, known = "".join(filter(str.isalnum, name.lower())), [*MODELS]
     short = plain.removesuffix("attention") or plain  # not of docs: a ring is no ring attention
     for aliases, (words, flags) in TABLE["names"].items():
         known += (names := aliases.split(", "))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tomllib
 from collections import Counter
@@ -15,7 +16,8 @@ from attnbench.base import files, jsontext
 from attnbench.base.registry import require, unknown
 from attnbench.errors import UsageError
 from attnbench.planning.caselist import listed
-from attnbench.planning.plan import Axes, overridden
+from attnbench.planning.plan import Axes, expand, overridden
+from attnbench.schema.case import Case
 from attnbench.schema.position import parse_position
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
@@ -59,7 +61,7 @@ def asked_sweeps(
     if (preset is not None) + (model is not None) + bool(case or cases) > 1:
         raise UsageError("take one of --preset, --model, and --case with --cases")
     if case or cases:
-        return overridden(listed(case or (), cases, workload), {**axes, "workload": None}), ""
+        return overridden(listed(case or (), cases, axes), {**axes, "workload": None}), ""
     if model is None:
         return overridden(plain, axes), ""
     if axes.get("seq_lens") or axes.get("kv_lens"):
@@ -69,6 +71,19 @@ def asked_sweeps(
     except UsageError as err:
         raise UsageError(f"--model {model:.200}: {err}") from err
     return overridden(sweeps, {**axes, "workload": None}), left_out
+
+
+def calls_of(model: str) -> tuple[list[tuple[str, int, Case]], str]:
+    """The calls of each step that a model has, at usual lengths; and what no case has of it.
+
+    A call is the name of its step, how many layers make it, and its case.
+    """
+    calls, left_out = [], ""
+    for step in STEPS:
+        with contextlib.suppress(*[UsageError] * (step == "decode")):  # an encoder has none
+            sweeps, left_out = asked_sweeps((), {}, model=model, step=step)
+            calls += [(of.step, of.count, case) for of in sweeps for case in expand(of, "cpu")]
+    return calls, left_out  # training leaves out what the others do, and dropout
 
 
 def _sweeps(

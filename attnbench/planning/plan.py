@@ -80,9 +80,9 @@ class Job:
     """Cells that share a process, group by group; all cells of a group are interleaved.
 
     A group holds what will be compared with each other: every implementation of a case, and the
-    cases that differ in nothing but the position encoding, the projection, the cache, or how many
-    tokens a step of decoding takes. Jobs of another `process` (the first, the second in which each
-    cell is measured) share nothing with it.
+    cases that differ in nothing but the position encoding, the projection, the cache, how many
+    tokens a step of decoding takes, or whether their tokens are padded or packed. Jobs of another
+    `process` (the first, the second in which each cell is measured) share nothing with it.
     """
 
     groups: tuple[Group, ...]
@@ -158,7 +158,7 @@ def groups_of(cells: Iterable[Cell]) -> list[Group]:
         by_case.setdefault(cell.case.case_id, (cell.case, []))[1].append(cell.impl)
     groups: dict[str, list[Entry]] = {}
     for case, impls in by_case.values():
-        together = replace(case, **_TOGETHER)
+        together = replace(case.unpadded, **_TOGETHER)
         groups.setdefault(together.case_id, []).append((case, tuple(impls)))
     return [tuple(group) for group in groups.values()]
 

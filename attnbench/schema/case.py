@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal, Self, get_args
 
@@ -126,6 +126,16 @@ class Case:
     def unmasked(self) -> bool:
         """True where the mask admits every pair: `full`, or causal with a single query."""
         return self.mask.admits_all(self.seq_len, self.kv_len)
+
+    @property
+    def unpadded(self) -> Self:
+        """Of a batch that is padded to its longest item: the same tokens packed; else itself."""
+        lengths, causal = self.mask.lengths, self.mask.after == 0
+        padded = len(lengths) == self.batch and self.seq_len == self.kv_len == max(lengths)
+        if self.workload != "attention" or not padded or 0 in lengths:
+            return self
+        mask = parse_mask(f"document:{'+'.join(map(str, lengths))}:causal={causal:d}")
+        return replace(self, batch=1, seq_len=sum(lengths), kv_len=sum(lengths), mask=mask)
 
     @cached_property
     def case_id(self) -> str:

@@ -6,7 +6,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from attnbench.base.parameters import Parameter, base_name, read_name
 from attnbench.base.registry import Registry
@@ -20,8 +20,8 @@ class Mask:
     With L queries and S keys the place of query i among the keys is i + S - L (bottom-right: the
     last query stands where the last key does). It sees keys place-before … place+after, None being
     no bound on that side, and beside them the first `prefix` keys. `documents` are the lengths of
-    packed sequences, in turn until all keys have one: it sees none before its own. Batch item b has
-    the first `lengths`[b mod count] keys alone.
+    packed sequences, in turn until all keys have one: it sees its own alone. Batch item b has the
+    first `lengths`[b mod count] keys alone.
 
     Neither end of a query's range lies before that of the query before, and the ranges of queries
     in a row leave no gap: what a block of queries sees follows from its first and its last one.
@@ -51,12 +51,12 @@ class Mask:
         """
         place = query + keys - queries
         first = 0 if self.before is None else max(0, place - self.before)
+        last = keys if self.after is None else max(self.prefix, place + self.after + 1)
         if self.documents:
             starts = self.document_starts
             inside = max(0, place) % starts[-1]
-            own = starts[bisect_right(starts, inside) - 1]
-            first = max(first, max(0, place) - inside + own)
-        last = keys if self.after is None else max(self.prefix, place + self.after + 1)
+            own, cycle = bisect_right(starts, inside), max(0, place) - inside
+            first, last = max(first, cycle + starts[own - 1]), min(last, cycle + starts[own])
         last = min(last, self.length(keys, item))
         return first, max(first, last)
 
@@ -90,6 +90,7 @@ class MaskKind:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
 
+_FLAG = partial(Parameter, least=0, most=1)
 _MASKS = {
     "full": MaskKind(doc="every query sees every key", make=Mask),
     "causal": MaskKind(
@@ -109,14 +110,14 @@ _MASKS = {
         parameters={"keys": Parameter()},
     ),
     "document": MaskKind(
-        doc="document:64+128: packed sequences of these lengths in turn, each causal",
-        make=lambda lengths: Mask(after=0, documents=lengths),
-        parameters={"lengths": Parameter(many=True)},
+        doc="document:64+128: packed sequences of these lengths in turn, each causal, or causal=0",
+        make=lambda lengths, causal: Mask(after=0 if causal else None, documents=lengths),
+        parameters={"lengths": Parameter(many=True), "causal": _FLAG(default=1)},
     ),
     "padding": MaskKind(
         doc="padding:300+512: batch items of these lengths in turn, the other keys are padding",
-        make=lambda lengths: Mask(lengths=lengths),
-        parameters={"lengths": Parameter(many=True, least=0)},
+        make=lambda lengths, causal: Mask(after=0 if causal else None, lengths=lengths),
+        parameters={"lengths": Parameter(many=True, least=0), "causal": _FLAG(default=0)},
     ),
 }
 MASKS: Registry[MaskKind] = Registry("mask", "--masks", _MASKS)

@@ -11,7 +11,7 @@ from attnbench.schema.case import Case
 from attnbench.schema.mask import parse_mask
 from attnbench.theory import caches
 from attnbench.theory.caches import as_seen, cache_of, context_lengths, keys_of_layers
-from attnbench.theory.masks import batch_pairs
+from attnbench.theory.masks import useful_pairs
 from attnbench.theory.projections import sets_of_weights, weights_of
 
 
@@ -60,8 +60,8 @@ def why_core_flops(case: Case, flops: int) -> list[str]:
     full square, or something between, and the backward pass makes the scores again or not. Empty
     where `flops` is the useful number, or fits none of these.
     """
-    useful, square = batch_pairs(case), case.batch * case.seq_len * case.kv_len
-    every = f"the full square of pairs, of which the mask admits {100 * useful / square:.3g} %"
+    useful, square = useful_pairs(case), case.batch * case.seq_len * case.kv_len
+    every = f"the full square of pairs, of which {100 * useful / square:.3g} % are useful"
     kept = "no scores recomputed in the backward pass"
     relative = ["products with relative vectors"] if bias_flops(case) else []
     for pairs, recompute in itertools.product((useful, square), (True, False)):
@@ -71,13 +71,13 @@ def why_core_flops(case: Case, flops: int) -> list[str]:
     pairs, rest = divmod(flops - bias_flops(case), _flops_of_pair(case))
     if rest or not useful < pairs < square:
         return []
-    whole = f"whole blocks where the mask cuts through: {pairs / useful:.3g} x the admitted pairs"
+    whole = f"whole blocks where the mask cuts through: {pairs / useful:.3g} x the useful pairs"
     return [whole, *relative]
 
 
 def attention_flops_useful(case: Case) -> int:
-    """`flops_useful` of the attention workload: exactly the admitted pairs."""
-    return batch_pairs(case) * _flops_of_pair(case)
+    """`flops_useful` of the attention workload: exactly the pairs admitted of real tokens."""
+    return useful_pairs(case) * _flops_of_pair(case)
 
 
 def projection_flops(case: Case, queries: int, keys: int) -> int:

@@ -11,9 +11,10 @@ BLOCK = 128  # queries and keys of a block in `mask_block_density`, FlexAttentio
 
 def admitted_pairs(mask: Mask, queries: int, keys: int, item: int = 0) -> int:
     """Exact number P of (query, key) pairs that the mask admits in batch item `item`."""
-    if mask.documents:  # each is causal
-        before = _pairs_before(mask.documents, max(0, keys - queries))
-        return _pairs_before(mask.documents, keys) - before
+    if mask.documents:
+        ahead = 0 if mask.after == 0 else max(0, queries - keys) * min(mask.documents[0], keys)
+        before = _pairs_before(mask, max(0, keys - queries), keys)
+        return ahead + _pairs_before(mask, keys, keys) - before
     length = mask.length(keys, item)  # the keys from here on are padding
     prefix, diagonal = min(mask.prefix, length), keys - queries
     above, below = queries * length, 0
@@ -25,17 +26,20 @@ def admitted_pairs(mask: Mask, queries: int, keys: int, item: int = 0) -> int:
     return above - below
 
 
-def _pairs_before(documents: tuple[int, ...], place: int) -> int:
-    """Pairs of queries that stand before `place` with the keys of their documents up to their own.
+def _pairs_before(mask: Mask, place: int, keys: int) -> int:
+    """Pairs of queries that stand before `place` with the keys of their documents.
 
-    A document of n tokens has n·(n + 1) / 2.
+    A document of n tokens has n², or n·(n + 1) / 2 where it is causal.
     """
-    cycles, rest = divmod(place, sum(documents))
-    found = 0
-    for length in documents:
+    cycles, rest = divmod(place, sum(mask.documents))
+    found, start = 0, place - rest
+    for length in mask.documents:
         begun = min(length, rest)
-        found += (cycles * length * (length + 1) + begun * (begun + 1)) // 2
-        rest -= begun
+        whole, part = length * length, begun * min(length, keys - start)
+        if mask.after == 0:
+            whole, part = length * (length + 1) // 2, begun * (begun + 1) // 2
+        found += cycles * whole + part
+        rest, start = rest - begun, start + length
     return found
 
 
@@ -53,6 +57,14 @@ def batch_pairs(case: Case) -> int:
         count * admitted_pairs(case.mask, case.seq_len, case.kv_len, item)
         for item, count in _items(case)
     )
+
+
+def useful_pairs(case: Case) -> int:
+    """As `batch_pairs`; where L = S the queries of padding are padding, too, and have none."""
+    if case.seq_len != case.kv_len:
+        return batch_pairs(case)
+    sizes = ((item, case.mask.length(case.kv_len, item), count) for item, count in _items(case))
+    return sum(count * admitted_pairs(case.mask, n, n, item) for item, n, count in sizes)
 
 
 def _items(case: Case) -> list[tuple[int, int]]:

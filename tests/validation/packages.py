@@ -401,7 +401,9 @@ def _masks() -> Pairs:
         "window:1": theirs("sliding_window_causal_mask_function", 1),
         "document:6": theirs("chunked_causal_mask_function", 6, torch.zeros(3, dtype=torch.int)),
         "document:5+3": both(causal, theirs("packed_sequence_mask_function", packed)),
+        "document:5+3:causal=0": theirs("packed_sequence_mask_function", packed),
         "padding:4+21+9": theirs("padding_mask_function", kept),
+        "padding:4+21+9:causal=1": both(causal, theirs("padding_mask_function", kept)),
     }
     for (text, function), queries in product(masks.items(), (21, 8, 1)):
         item, place, key = torch.arange(3), torch.arange(21 - queries, 21), torch.arange(21)

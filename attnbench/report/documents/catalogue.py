@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import to_builtins
@@ -11,15 +11,22 @@ from msgspec import to_builtins
 from attnbench.base.units import counted
 from attnbench.errors import ExitCode
 from attnbench.report.document import Document, Finding, Section, Table, Text, Value
+from attnbench.schema.axes import AXES
+from attnbench.schema.case import Case
 from attnbench.schema.messages import Catalogue
+from attnbench.theory.traits import size_words
 
 COLUMNS = {"name": "name", "time": "time", "doc": "what it is", "family": "", "unavailable": ""}
+Calls = Sequence[tuple[str, int, Case]]  # step, how many layers, case
+# A row of a model; its axes that are not here are the same in all, or in JSON alone.
+_CALL = {"step": "step", "count": "layers", "seq_len": "L", "kv_len": "S"}
+_CALL |= {name: name for name in ("mask", "position", "scale")}
 KINDS = ("workloads", "projections", "caches", "masks", "positions")
 
 
 def document(
     catalogue: Catalogue, answers: Sequence[tuple[str, Any, Sequence[str]]] = (),
-    files: Sequence[str] = (),
+    files: Sequence[str] = (), models: Mapping[str, str] = {},
 ) -> Document:  # fmt: skip
     """The catalogue, a section a family and a kind; `answers` say how names are measured."""
     every: list[dict[str, Any]] = [to_builtins(row) for row in catalogue.implementations]
@@ -38,7 +45,7 @@ def document(
     sections += [
         Section(kind, [Table(columns={"name": "name", "doc": "what it is"}, most=999,
                              rows=list(rows.items()))])
-        for kind in KINDS if (rows := getattr(catalogue, kind))
+        for kind in (*KINDS, "models") if (rows := getattr(catalogue, kind, models))
     ]  # fmt: skip
     beside = "".join(f" --impl {shlex.quote(file)}" for file in files)
     return Document(
@@ -50,6 +57,26 @@ def document(
         about=[text for text, *_ in answers], sections=sections,
         commands=[("measure", command + beside) for *_, own in answers for command in own],
     )  # fmt: skip
+
+
+def models_document(models: Mapping[str, tuple[Calls, str]]) -> Document:
+    """The calls of each model, a row for each step and kind of layer, and what no case has."""
+    columns = _CALL | {name: "" for name in AXES if name not in _CALL}
+    sections = []
+    for model, (calls, left_out) in models.items():
+        rows = list[list[Value]]()
+        for step, count, case in calls:
+            row = case.to_json() | {"step": step, "count": count, "scale": case.softmax_scale}
+            rows.append([Value(row[n], "number" if n == "scale" else "text") for n in columns])
+        sizes = [*size_words(calls[0][-1], ("seq_len", "kv_len")), calls[0][-1].dtype]
+        table = Table(columns=columns, rows=rows, cut="position", grouped=True)
+        beside = [Text([f"no case has: {left_out}"])] if left_out else []
+        sections.append(Section(f"{model}: {' '.join(sizes)}", [table, *beside]))
+    said = Finding(sign="none", verdict="", subject="models", reason=counted(len(models), "model"))
+    commands = [("measure", f"attnbench sweep --model {shlex.quote(model)}") for model in models]
+    return Document(
+        kind="list", exit_code=ExitCode.OK, conclusion=said, sections=sections, commands=commands
+    )
 
 
 def _plain(value: Any) -> Value:

@@ -18,6 +18,7 @@ from attnbench.analysis.highlights import failed_sentence, highlights, measured_
 from attnbench.analysis.leads import approx, number_of, tie
 from attnbench.analysis.scaling import scaling
 from attnbench.analysis.scaling.results import Scaling
+from attnbench.analysis.times import time_us
 from attnbench.base import units
 from attnbench.errors import ExitCode
 from attnbench.machine import limits
@@ -50,6 +51,8 @@ STEPS = (
     "Times of the calls by their counts; the ends of their intervals add up, and their ratios are"
     " weighed by these times. Unknown where a call has no time."
 )
+CI = {"speed": "95 % CI", "ratio": "95 % CI"}
+PACKED = "The same tokens; ratios are of rounds that both were timed in. Below 1 packing is faster."
 Row = Mapping[Any, Any]
 
 
@@ -125,6 +128,7 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> d
     sections = [
         doc.Section("Results", list(_results(frame, where))),
         doc.Section("What a step spends", list(_steps(run, frame))),
+        doc.Section("Padded or packed", list(_packed(run, frame))),
         doc.Section("Without a result", list(_failures(run, frame))),
         doc.Section("Suspect times", list(_suspects(frame))),
     ]
@@ -197,7 +201,7 @@ def _table(frame: pd.DataFrame, names: Mapping[str, list[str]], **more: Any) -> 
     yield doc.Table(
         columns=columns, rows=[[row[name] for name in columns] for row in rows],
         spare=[name for name in _SPARE if name in columns], cut="impl", grouped=True,
-        intervals={"speed": "95 % CI"}, bold=[i for i, x in enumerate(fastest) if x], **more,
+        intervals=CI, bold=[i for i, x in enumerate(fastest) if x], **more,
     )  # fmt: skip
     same = [(heads[name], value) for name, value in alike.items() if value not in _NOTHING]
     if same:
@@ -259,9 +263,31 @@ def _steps(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
     if rows:
         columns = {"step": "step", "impl": "impl", "calls": "", "time": "time"}
         columns["speed"] = _headers(frame)["speed"]
-        intervals = {"speed": "95 % CI"}
-        yield doc.Table(columns=columns, rows=rows, cut="impl", grouped=True, intervals=intervals)
+        yield doc.Table(columns=columns, rows=rows, cut="impl", grouped=True, intervals=CI)
         yield doc.Text([STEPS], quiet=True)
+
+
+def _packed(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
+    """What packing the tokens of a padded batch brings to each implementation."""
+    cells, names = {record.cell.key: record for record in run.records}, label_axes(frame)
+    rows = list[list[doc.Cell]]()
+    for row in frame.to_dict("records"):
+        padded = cells[row["case_id"], row["impl"]]
+        case = padded.cell.case
+        packed = cells.get((case.unpadded.case_id, row["impl"]))
+        if packed is None or packed is padded or not (padded.samples or packed.samples):
+            continue
+        axes = [name for name in names[row["workload"]] if name not in (*INNER, "batch", "mask")]
+        title = f"{case.mask.text.removeprefix('padding:')} {label(row, axes)}"
+        times = (doc.Value(time_us(each), "us") for each in (padded, packed))
+        value, low, high = table.time_ratio(run, packed, padded)
+        found = *times, doc.Value(value, "ratio", low, high)
+        rows.append([title.strip(), doc.Value(row["impl"], "impl"), *found])
+    if rows:
+        columns = {"lengths": "lengths", "impl": "impl", "padded": "padded", "packed": "packed"}
+        columns["ratio"] = "packed / padded"
+        yield doc.Table(columns=columns, rows=rows, cut="impl", grouped=True, intervals=CI)
+        yield doc.Text([PACKED], quiet=True)
 
 
 def _all_results(frame: pd.DataFrame, where: str) -> Iterator[doc.Section]:
