@@ -21,6 +21,7 @@ from attnbench.measure.sampling import (
     UnmeasurableError,
     achieved,
     compile_activity,
+    uneven,
     warm_up,
 )
 from attnbench.measure.sensor import GpuReading
@@ -375,6 +376,36 @@ def test_one_hot_sample_of_a_call_that_has_spent_its_budget_does_not_count(machi
 def test_a_slow_call_that_needs_nine_calls_to_settle_is_seen_to(machine):
     target = machine.one(lambda count: 5000.0 if count < 9 else 500.0, replace(RULE, patience=100))
     assert target.times_us[-2:] == [500.0] * 2
+
+
+@pytest.mark.parametrize(
+    ("each_us", "slow", "beside", "found"),
+    [
+        # Behind each untimed call stands one that is timed: each 10th call is always untimed.
+        (2000.0, range(0, 10**6, 10), (), "2 times the time (1.9–2.2), of those beside it 1"),
+        (30_000.0, range(0, 10**6, 10), (), "1.8 times"),
+        (30_000.0, range(0, 10**6, 7), (), "2.4 times"),
+        (2000.0, range(0, 10**6, 10), range(0, 10**6, 10), None),  # the machine, perhaps
+        (30_000.0, range(20, 21), (), None),
+        (2000.0, range(6), (), None),  # it settles
+    ],
+)
+def test_work_that_only_some_calls_do_is_told_from_what_all_meet(
+    machine, each_us, slow, beside, found
+):
+    def call(calls, slow):
+        us = (11 if next(calls) in slow else 1) * each_us
+        machine.now_s += us / 1e6
+        return us
+
+    machine.cpu_share = dict.fromkeys(range(10_000), 1.0)
+    targets = {
+        name: Target(call=partial(call, itertools.count(), slow))
+        for name, slow in (("a", slow), ("b", beside))
+    }
+    machine.measure(targets, StoppingRule(max_time_s=0.2))
+    says = uneven(targets["a"], targets.values())
+    assert says is None if found is None else str(says).startswith(found)
 
 
 # What asks CUDA's driver for memory.

@@ -21,7 +21,7 @@ from attnbench.machine import host
 from attnbench.machine.state import settle
 from attnbench.measure.clock import Clock, clock_for
 from attnbench.measure.engine import Measurement
-from attnbench.measure.sampling import StoppingRule, Target, forget_compiled
+from attnbench.measure.sampling import StoppingRule, Target, forget_compiled, uneven
 from attnbench.measure.sensor import GpuSensor, measure_energy, power_state
 from attnbench.measure.watch import CounterMarks, Reading, Watch, most_slope, page_fault_us, speeds
 from attnbench.schema.messages import Measure
@@ -221,6 +221,7 @@ def timed_record(
     trial.metrics |= {
         "kept_disturbed": target.kept_disturbed + disturbed,
         "window": target.window,
+        "uneven": uneven(target, together),
     }
     if target.probes_us:
         trial.metrics |= core_speed(target, instruments.watch.readings, together)
