@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from msgspec import structs
 
-from attnbench.base.sample import FULL_SPEED, Batch, Discard, DiscardCode, Sample
+from attnbench.base.sample import FULL_SPEED, SETTLED_CALLS, Batch, Discard, DiscardCode, Sample
 from attnbench.base.stats import robust_least
 from attnbench.measure.clock import Clock
 from attnbench.measure.sampling import (
@@ -37,8 +37,6 @@ from attnbench.measure.watch import Watch, collector_off, page_faults
 # what a batch finds there from its second call on; a longer call refills any cache by itself.
 REWARM_BELOW_US = 20_000.0
 MOST_IN_VAIN = 10
-# Some kernels still choose among variants in their first calls: with those of the check, 16.
-SETTLED_CALLS = 12
 # Where one sample in 24 takes twice the least, some calls may do more work: six of those, two in
 # each third of the rounds, show how often.
 TWICE, SLOW_SAMPLES, SELDOM = 2.0, 6, 24
