@@ -15,8 +15,8 @@ from tests.conftest import SLOW
 ROOT = Path(__file__).resolve().parents[1]
 SLACK = 200  # lines a limit may stand above what there is
 LIMITS = {  # folders, kinds of files: lines, files
-    ("attnbench impls", ".py"): (38_125, 225),
-    ("tests", ".py .toml .sh"): (27_057, 162),
+    ("attnbench impls", ".py"): (38_136, 225),
+    ("tests", ".py .toml .sh"): (27_069, 162),
 }
 
 

@@ -94,6 +94,7 @@ def test_work_that_only_some_calls_do_stands_in_a_note(measured, monkeypatch):
         return Batch(time_us=us, e2e_us=us, cpu_us=us)
 
     monkeypatch.setattr(INSTRUMENTS.clock, "batch", batch)
+    monkeypatch.setattr(INSTRUMENTS.watch, "probe_us", lambda: 26.0)
     found = measured(steady=works(1), amortised=works(10))
     assert "uneven" not in str(notes.unsteady(found["steady"]))
     assert "uneven" in str(notes.unsteady(found["amortised"]))

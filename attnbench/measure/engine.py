@@ -212,7 +212,9 @@ class Measurement:
         if why is None and all(b.cpu_us is not None and b.time_us > 0 for b in batches):
             all_us += target.calls * sum(batch.own_us for batch in batches)
             all_calls += target.calls * len(batches)
-            target.all_calls.append((place[0], all_us / units, all_calls))
+            known_us = [us for us in probes if us]
+            loop_us = sum(known_us) / len(known_us) if known_us else 0.0
+            target.all_calls.append((place[0], all_us / units, all_calls, loop_us))
         if why == STEPPED_BACK:
             codes = [sample.discard_code for sample in target.samples]
             if (backward := codes.count(why.code)) >= MOST_IN_VAIN and 2 * backward > len(codes):
@@ -241,7 +243,7 @@ class Measurement:
         """The rule decides; but nothing waits for ever for samples that count."""
         if self.rule.done(target.fastest_us, target.spent_s):
             calls = target.calls * target.batches * len(target.samples)
-            each_us = [us / count for _, us, count in target.all_calls]
+            each_us = [us / count for _, us, count, _ in target.all_calls]
             slow = sum(us > TWICE * min(each_us) for us in each_us)
             seldom = slow * SELDOM < len(each_us) or not slow
             enough = calls >= SETTLED_CALLS and (seldom or slow >= SLOW_SAMPLES)

@@ -44,7 +44,8 @@ class Target:
     a call than when the core is calm, and `at_speeds` the probe's time and the batch's, where it
     was the same before and after.
     `all_calls` has the round, the processor time and the number of all calls of each sample, slow
-    batches and what re-warms the caches included, where it is known what other work took.
+    batches and what re-warms the caches included, where it is known what other work took; and the
+    core's speed, as in `probes_us`.
     `allocates`: a sample of it had to ask the driver for memory, which others have taken since.
     """
 
@@ -65,7 +66,7 @@ class Target:
     probes_us: list[float] = field(default_factory=list)
     slowed_by: list[float] = field(default_factory=list)
     at_speeds: list[tuple[float, float]] = field(default_factory=list)
-    all_calls: list[tuple[int, float, int]] = field(default_factory=list)
+    all_calls: list[tuple[int, float, int, float]] = field(default_factory=list)
     allocates: bool = False
     warm_s: float = 0.0
     compile_s: float = 0.0
@@ -106,7 +107,7 @@ class Target:
     def mean_over_low(self, rounds: Container[int]) -> float:
         """Mean of all calls in these rounds (of all rounds, if of none there) / their low end."""
         within = [of for of in self.all_calls if of[0] in rounds] or self.all_calls
-        _, us, calls = zip(*within, strict=True)
+        _, us, calls, _ = zip(*within, strict=True)
         return float(sum(us) / sum(calls) / robust_least(self.times_us))
 
     def discard(self, first: int, why: Discard) -> None:
@@ -135,11 +136,12 @@ def uneven(target: Target, together: Iterable[Target]) -> str | None:
     """How far the mean of all calls lies above their low end, where further than of others.
 
     Those timed `together` met the same machine: against the lower median of them in each third of
-    the rounds, with Student's interval over the thirds. One slow call, or some at the beginning,
+    the rounds (where they had left, with the core's own speed), with Student's interval over the
+    thirds. One slow call, or some at the beginning,
     widen it. None where it is not so, or where nothing was beside it.
     """
     others = [of for of in together if of is not target and of.all_calls and of.times_us]
-    rounds = [number for number, _, _ in target.all_calls]
+    rounds = [of[0] for of in target.all_calls]
     if not others or len(rounds) < FEWEST:
         return None
     own, beside = [], []
@@ -147,7 +149,14 @@ def uneven(target: Target, together: Iterable[Target]) -> str | None:
         first, end = len(rounds) * part // 3, len(rounds) * (part + 1) // 3
         third = range(rounds[first], rounds[end - 1] + 1)
         own.append(target.mean_over_low(third))
-        beside.append(statistics.median_low(other.mean_over_low(third) for other in others))
+        met = [of for of in others if any(each[0] in third for each in of.all_calls)]
+        slower = 1.0  # than at best, the core once the others have left
+        if not met and (loops_us := [of[3] for of in target.all_calls if of[3]]):
+            there = [of[3] for of in target.all_calls if of[0] in third and of[3]]
+            slower = statistics.fmean(there or loops_us) / robust_least(loops_us)
+        beside.append(
+            slower * statistics.median_low(of.mean_over_low(third) for of in met or others)
+        )
     more = processes_interval([a / b for a, b in zip(own, beside, strict=True)])
     within = processes_interval(own)
     if more is None or within is None or more[0] <= UNEVEN:
