@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.base.sample import Batch
+from attnbench.base.sample import Batch, Sample
 from attnbench.measure.engine import COMPILED, STEPPED_BACK, Measurement
 from attnbench.measure.race import Race
 from attnbench.measure.sampling import (
@@ -22,6 +22,7 @@ from attnbench.measure.sampling import (
     UnmeasurableError,
     achieved,
     compile_activity,
+    uneven,
     warm_up,
 )
 from attnbench.measure.sensor import GpuReading
@@ -424,6 +425,47 @@ def test_one_hot_sample_of_a_call_that_has_spent_its_budget_does_not_count(machi
 def test_a_slow_call_that_needs_nine_calls_to_settle_is_seen_to(machine):
     target = machine.one(lambda count: 5000.0 if count < 9 else 500.0, replace(RULE, patience=100))
     assert target.times_us[-2:] == [500.0] * 2
+
+
+@pytest.mark.parametrize(
+    ("each_us", "slow", "beside", "found"),
+    [
+        # Behind each untimed call stands one that is timed: each 10th call is always untimed.
+        (2000.0, range(0, 10**6, 10), (), "2 times the time (1.9–2.2), of those beside it 1"),
+        (30_000.0, range(0, 10**6, 10), (), "1.8 times"),
+        (30_000.0, range(0, 10**6, 7), (), "2.4 times"),
+        (2000.0, range(0, 10**6, 10), range(0, 10**6, 10), None),  # the machine, perhaps
+        (30_000.0, range(20, 21), (), None),
+        (2000.0, range(6), (), None),  # it settles
+    ],
+)
+def test_work_that_only_some_calls_do_is_told_from_what_all_meet(
+    machine, each_us, slow, beside, found
+):
+    def call(calls, slow):
+        us = (11 if next(calls) in slow else 1) * each_us
+        machine.now_s += us / 1e6
+        return us
+
+    machine.cpu_share = dict.fromkeys(range(10_000), 1.0)
+    targets = {
+        name: Target(call=partial(call, itertools.count(), slow))
+        for name, slow in (("a", slow), ("b", beside))
+    }
+    machine.measure(targets, StoppingRule(max_time_s=0.2))
+    says = uneven(targets["a"], targets.values())
+    assert says is None if found is None else str(says).startswith(found)
+
+
+@pytest.mark.parametrize(("loop_us", "found"), [(26.0, True), (78.0, False)])
+def test_a_core_that_slows_down_when_the_others_have_left_is_not_the_kernels_work(loop_us, found):
+    def timed(rounds, us, loop_us):
+        least = Sample(round=0, position=0, calls=1, time_us=100.0, e2e_us=100.0)
+        calls = [(0, 100.0, 1, 26.0)] * 5 + [*((number, us, 1, loop_us) for number in rounds)]
+        return Target(call=lambda: None, samples=[least], all_calls=calls)
+
+    late, gone = timed(range(3, 40), 300.0, loop_us), timed(range(1, 3), 105.0, 26.0)
+    assert bool(uneven(late, [late, gone])) is found
 
 
 # What asks CUDA's driver for memory.

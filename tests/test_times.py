@@ -206,9 +206,14 @@ TROUBLES = [
     ),
     (slowed("gpu"), "the GPU slowed itself, for heat or want of power, in 3 of the", "slowed-gpu"),
     (slowed("allocator"), "memory was asked of the GPU's driver in 3 of the 9", "allocator"),
-    (record([999.0] * 7 + QUIET[:5]), "took 999 µs in 7 samples, then 100 µs: it", "settling"),
+    (
+        record([999.0] * 7 + QUIET[:5], uneven="9 times"),
+        "took 999 µs in 7 samples, then 100 µs: it", "settling",
+    ),
     (record([180.0] * 7 + QUIET[:5], stolen_share=0.03), "gave 3.0% of", None),  # a faster core
     (record([999.0] * 4 + QUIET, stolen_share=0.03), "gave 3.0% of", None),  # settled by now
+    (record(QUIET, uneven="2.1 times the time"), "its calls is 2.1 times the time:", "uneven"),
+    (record([1e7] * 5), "timed in 10 calls: one that still chooses", None),
     (record(QUIET, meddles="the number of threads"), "it changes the number of", "meddles"),
     (record([10.0] * 9, enqueue_us=14.0), "launch-bound: the host takes 14.0 µs", None),
     (

@@ -1,5 +1,6 @@
 """What a trial makes of implementations that are right, wrong, stale or broken."""
 
+import itertools
 import math
 import mmap
 import time
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from attnbench.analysis import notes
 from attnbench.api import IMPLEMENTATIONS, attention, attention_builder, building_mask
+from attnbench.base.sample import Batch
 from attnbench.measure.clock import clock_for
 from attnbench.measure.engine import Measurement
 from attnbench.measure.sampling import StoppingRule
@@ -69,6 +72,33 @@ def test_a_right_one_gets_times_memory_flops_and_errors(measured):
     assert metrics["memory_workspace_bytes"] == (2 * (2 * 24 * 24) - 2 * 24 * 8) * 4
     assert metrics["error_ratio"] <= 1
     assert set(record.spent_s) == {"reference", "build", "check", "probe", "warm-up", "samples"}
+
+
+def test_work_that_only_some_calls_do_stands_in_a_note(measured, monkeypatch):
+    done = [0]
+
+    def works(every):
+        calls = itertools.count(1)
+
+        def call(q, k, v):
+            done[0] += 1 + every * (next(calls) % every == 0)
+            return exact(q, k, v, causal=False, scale=CASE.softmax_scale)
+
+        return lambda case: call
+
+    def batch(call, calls):
+        before = done[0]
+        for _ in range(calls):
+            call()
+        us = 30_000.0 * (done[0] - before) / calls
+        return Batch(time_us=us, e2e_us=us, cpu_us=us)
+
+    monkeypatch.setattr(INSTRUMENTS.clock, "batch", batch)
+    monkeypatch.setattr(INSTRUMENTS.watch, "probe_us", lambda: 26.0)
+    found = measured(steady=works(1), amortised=works(10))
+    assert "uneven" not in str(notes.unsteady(found["steady"]))
+    assert "uneven" in str(notes.unsteady(found["amortised"]))
+    assert "times the time (" in str(notes.notes(found["amortised"]))
 
 
 def test_the_time_of_a_mask_is_without_what_a_process_does_once(measured):

@@ -12,7 +12,7 @@ import pandas as pd
 
 from attnbench.analysis import times
 from attnbench.base import units
-from attnbench.base.sample import DiscardCode
+from attnbench.base.sample import SETTLED_CALLS, DiscardCode
 from attnbench.base.stats import median
 from attnbench.machine.symptoms import STEAL_SHARE
 from attnbench.schema.record import Record
@@ -73,6 +73,8 @@ def _serious(record: Record) -> Iterator[tuple[str, str]]:
         before, after = settled
         took = f"{units.time(median(before))} in {len(before)} samples"
         yield "settling", f"it took {took}, then {units.time(median(after))}: it had not settled"
+    elif mean := metrics.get("uneven"):
+        yield "uneven", f"the mean of its calls is {mean}: some calls do more work"
     if metrics.get("compiled") == "no":
         why = "nothing was compiled for it: it ran eagerly, or on another cell's code"
         yield "not-compiled", why
@@ -109,6 +111,11 @@ def _asides(record: Record) -> Iterator[str]:
     left_out, calls = sum(s.left_out for s in kept), sum(s.calls for s in kept)
     if left_out > LEFT_OUT * calls:
         yield f"{left_out} of {calls} calls do not count: the host took far longer to issue them"
+    timed = Counter[int]()
+    for s in record.samples:
+        timed[s.process] += s.calls * (len(s.blocks_us) or 1) * record.cell.case.units
+    if (fewest := min(timed.values())) < SETTLED_CALLS:
+        yield f"timed in {fewest} calls: one that still chooses among variants may become faster"
     if times.launch_bound(record):
         hidden_us = metrics.get("hidden_us")
         of_which = f", of which {units.time(hidden_us)} are hidden" if hidden_us else ""

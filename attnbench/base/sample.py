@@ -24,6 +24,8 @@ class Discard(NamedTuple):
 FULL_SPEED = 1.1
 # A batch that had its core for this share of its time was left alone.
 ALONE = 0.98
+# Some kernels still choose among variants in their first calls: with those of the check, 16.
+SETTLED_CALLS = 12
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**48)]  # sums of them fit into a table

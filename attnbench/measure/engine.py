@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from msgspec import structs
 
-from attnbench.base.sample import FULL_SPEED, Batch, Discard, DiscardCode, Sample
+from attnbench.base.sample import FULL_SPEED, SETTLED_CALLS, Batch, Discard, DiscardCode, Sample
 from attnbench.base.stats import robust_least
 from attnbench.measure.clock import Clock
 from attnbench.measure.race import Race
@@ -38,8 +38,9 @@ from attnbench.measure.watch import Watch, collector_off, page_faults
 # what a batch finds there from its second call on; a longer call refills any cache by itself.
 REWARM_BELOW_US = 20_000.0
 MOST_IN_VAIN = 10
-# Some kernels still choose among variants in their first calls: with those of the check, 16.
-SETTLED_CALLS = 12
+# Where one sample in 24 takes twice the least, some calls may do more work: six of those, two in
+# each third of the rounds, show how often.
+TWICE, SLOW_SAMPLES, SELDOM = 2.0, 6, 24
 # Samples that are discarded: at most this share of those that count, and a few more. What is
 # disturbed beyond that is kept, and counted.
 RETAKE_SHARE = 0.5
@@ -155,9 +156,13 @@ class Measurement:
     def _sample(self, target: Target, *, place: tuple[int, int]) -> None:
         """Time some batches; the fastest stands for the sample, the others' times stay with it."""
         begin, cpu, compiled = time.perf_counter(), time.process_time(), compile_activity()
+        all_us, all_calls = 0.0, 0
         # Nor is an allocation timed of what has been given back to the driver meanwhile.
         if target.allocates or (self.clock.l2 == "warm" and target.each_us < REWARM_BELOW_US):
             target.call()
+            # It counts among all calls alone: periodic work must not hide in it.
+            rewarm_s = min(time.perf_counter() - begin, time.process_time() - cpu)
+            all_us, all_calls = max(0.0, 1e6 * rewarm_s), int(rewarm_s > 0)
         allocated = self._driver_allocations()
         batches: list[Batch] = []
         disturbed, probes, faults = [], [self._probe()], page_faults()
@@ -207,6 +212,13 @@ class Measurement:
                 probe_us=sum(around) / len(around) if around else None,
             )
         )
+        # Of processor time others take nothing: what is uneven in it is the call's own.
+        if why is None and all(b.cpu_us is not None and b.time_us > 0 for b in batches):
+            all_us += target.calls * sum(batch.own_us for batch in batches)
+            all_calls += target.calls * len(batches)
+            known_us = [us for us in probes if us]
+            loop_us = sum(known_us) / len(known_us) if known_us else 0.0
+            target.all_calls.append((place[0], all_us / units, all_calls, loop_us))
         if why == STEPPED_BACK:
             codes = [sample.discard_code for sample in target.samples]
             if (backward := codes.count(why.code)) >= MOST_IN_VAIN and 2 * backward > len(codes):
@@ -235,7 +247,11 @@ class Measurement:
         """The rule decides; but nothing waits for ever for samples that count."""
         if self.rule.done(target.fastest_us, target.spent_s):
             calls = target.calls * target.batches * len(target.samples)
-            return calls >= SETTLED_CALLS or self.rule.out_of_patience(target.spent_s)
+            each_us = [us / count for _, us, count, _ in target.all_calls]
+            slow = sum(us > TWICE * min(each_us) for us in each_us)
+            seldom = slow * SELDOM < len(each_us) or not slow
+            enough = calls >= SETTLED_CALLS and (seldom or slow >= SLOW_SAMPLES)
+            return enough or self.rule.out_of_patience(target.spent_s)
         if target.spent_s < self.rule.max_time_s:
             return False
         codes = [sample.discard_code for sample in target.samples]

@@ -22,7 +22,7 @@ from attnbench.machine.state import settle
 from attnbench.measure.clock import Clock, clock_for
 from attnbench.measure.engine import Measurement
 from attnbench.measure.race import Race
-from attnbench.measure.sampling import StoppingRule, Target, forget_compiled
+from attnbench.measure.sampling import StoppingRule, Target, forget_compiled, uneven
 from attnbench.measure.sensor import GpuSensor, measure_energy, power_state
 from attnbench.measure.watch import CounterMarks, Reading, Watch, most_slope, page_fault_us, speeds
 from attnbench.schema.messages import Measure
@@ -232,6 +232,7 @@ def timed_record(
     trial.metrics |= {
         "kept_disturbed": target.kept_disturbed + disturbed,
         "window": target.window,
+        "uneven": uneven(target, together),
     }
     if target.decided and target.decided[1] > 1:
         faster, times = target.decided
