@@ -139,7 +139,8 @@ def uneven(target: Target, together: Iterable[Target]) -> str | None:
 
     Those timed `together` met the same machine: against the lower median of them in each third of
     the rounds (where they had left, with the core's own speed), with Student's interval over the
-    thirds. One slow call, or some at the beginning, widen it. None where it is not so, or where nothing was beside it.
+    thirds. One slow call, or some at the beginning, widen it. None where it is not so, or where
+    nothing was beside it.
     """
     others = [of for of in together if of is not target and of.all_calls and of.times_us]
     rounds = [of[0] for of in target.all_calls]
