@@ -152,14 +152,15 @@ def changes(run: Run, found: list[Advice]) -> Iterator[Change]:
                           replace(case, layout="BHLD"), DEFAULT))  # fmt: skip
         for record in run.records:
             other = record.cell.case
-            if other.mask.lengths == (case.kv_len,) and other == replace(
-                case, kv_len=other.kv_len, mask=other.mask
-            ):
+            if other.unpadded == case != other and case.seq_len == 1:
                 pairs.append((f"a cache of {other.kv_len} with a mask", "the cache sliced",
                               other, DEFAULT))  # fmt: skip
+        if case.unpadded != case and case.seq_len > 1:
+            pairs.append(("a padded batch", "documents packed", case.unpadded, DEFAULT))
         for slow, fast, other, impl in pairs:
             own = cells.get((case.case_id, DEFAULT)), cells.get((other.case_id, impl))
-            above, below = own if case.layout != other.layout else own[::-1]
+            better = case.layout != other.layout or case.unpadded == other
+            above, below = own if better and impl == DEFAULT else own[::-1]
             if (known := time_ratio(run, above, below))[0] is not None:
                 yield Change(case=case, slower=slow, faster=fast, ratio=known)
 

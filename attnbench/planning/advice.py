@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from attnbench.planning.forecast import Forecast
-from attnbench.planning.plan import Axes, Job, work
+from attnbench.planning.plan import Axes, Job, expand, work
+from attnbench.schema.axes import AXES
 from attnbench.schema.case import parse_position
 from attnbench.theory.choices import DEFAULT, WORDS
 
@@ -37,7 +38,8 @@ def kernels_alone(sweeps: Iterable[Axes]) -> tuple[Axes, ...]:
 def beside(sweeps: Sequence[Axes]) -> Iterator[Axes]:
     """Calls of the default that a program could make in place of these: what helps by itself.
 
-    Strided q, k and v copied first; a static cache of twice the tokens, with a mask.
+    Strided q, k and v copied first; a padded batch packed; and a static cache of twice the tokens,
+    with a mask, in place of which the call is.
     """
     for axes in sweeps:
         values = {name: own[0] for name, own in axes.values.items() if len(own) == 1}
@@ -49,6 +51,10 @@ def beside(sweeps: Sequence[Axes]) -> Iterator[Axes]:
         if values.get("seq_lens") == 1 and "kv_lens" in values and "masks" not in values:
             n = values["kv_lens"]
             yield plain.having(kv_lens=2 * n, masks=f"padding:{n}")
+        for case in expand(axes, "cpu"):
+            if (packed := case.unpadded) != case:
+                row = {n: x for n, x in packed.to_json().items() if x != case.to_json()[n]}
+                yield plain.having(**{AXES[name].keyword: x for name, x in row.items()})
 
 
 def by_share(

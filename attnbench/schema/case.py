@@ -129,8 +129,13 @@ class Case:
 
     @property
     def unpadded(self) -> Self:
-        """Of a batch that is padded to its longest item: the same tokens packed; else itself."""
+        """Of a batch that is padded to its longest item the same tokens packed, else itself.
+
+        Of a single query over a cache that is longer than its tokens: the cache cut to these.
+        """
         lengths, causal = self.mask.lengths, self.mask.after == 0
+        if self.workload == "attention" and self.seq_len == len(set(lengths)) == 1:
+            return replace(self, kv_len=max(1, min(lengths[0], self.kv_len)), mask=FULL)
         padded = len(lengths) == self.batch and self.seq_len == self.kv_len == max(lengths)
         if self.workload != "attention" or not padded or 0 in lengths:
             return self
