@@ -111,6 +111,19 @@ PARTS = (
         ),
     ),
     Part(
+        name="advise",
+        doc="""Advise on random shapes, six implementations each, and judge by a longer run.
+
+        A minute a shape. Exits 1 where fewer than 95 % of the picks are within 5 % of the best, one
+        is sure and further off than the longer run's interval, or more than 25 % are not sure.""",
+        options=(
+            _count("--shapes", 40, "There shall be in the end."),
+            ("--budget", {"type": DURATION, "default": "30s", "show_default": True}, "Of each."),
+            _count("--longer", 10, "How many times as long the run that judges takes samples.", 1),
+            seed_option,
+        ),
+    ),
+    Part(
         name="sweeps",
         doc="""Start small sweeps alone, beside two busy processes, and with spoilt clocks.
 
