@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -127,6 +127,23 @@ def _one(
         case=case, step=step, count=count, rows=rows, best=by_name[best], default=default,
         regret=regret, verdict=verdict, level=level,
     )  # fmt: skip
+
+
+def of_step(found: Sequence[Advice]) -> tuple[float, Ratio]:
+    """What a step spends with the default in µs, and that / what it spends with each pick."""
+    if any(each.default is None or each.regret[0] is None for each in found):
+        return 0.0, (None, None, None)
+    spent = [each.count * float(each.default["time_us"]) for each in found]  # type: ignore[index]
+    ends = []
+    for end in range(3):
+        ratios = [
+            (each.regret[end] or each.regret[0] or 1.0)
+            if each.verdict in ("switch", "likely")
+            else 1.0
+            for each in found
+        ]
+        ends.append(sum(spent) / sum(us / x for us, x in zip(spent, ratios, strict=True)))
+    return sum(spent), (ends[0], ends[1], ends[2])
 
 
 def transformers_choice(advice: Advice, run: Run) -> tuple[str, Ratio]:

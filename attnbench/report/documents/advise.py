@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
 from attnbench.analysis import advice as analysis
 from attnbench.analysis import table
 from attnbench.analysis.advice import Advice, Verdict
-from attnbench.analysis.axes import fixed
-from attnbench.analysis.highlights import measured_on
+from attnbench.analysis.axes import label_axes
+from attnbench.analysis.leads import against, number_of
 from attnbench.analysis.table import Ratio
 from attnbench.base import units
 from attnbench.base.parameters import base_name
 from attnbench.errors import ExitCode, UsageError
 from attnbench.report import document as doc
+from attnbench.report.documents import sweep
 from attnbench.schema.axes import AXES
 from attnbench.schema.case import DEFAULTS, FOLLOWS, Case
 from attnbench.store.runs import Run
@@ -32,6 +32,7 @@ COSTS = (
     " The rest of the layer is not in it."
 )
 ELSEWHERE = "This was measured there, not here: on another machine another one may be best."
+SAID = 4  # calls in sentences; all are in the table
 
 
 def document(run: Run, *, here: bool = True) -> doc.Document:
@@ -42,32 +43,31 @@ def document(run: Run, *, here: bool = True) -> doc.Document:
     """
     names = {cell.impl for cell in (*run.cells, *(record.cell for record in run.records))}
     if DEFAULT not in names:
-        raise UsageError(f"{run.path} has no {DEFAULT} to compare with; it has {_listed(names)}")
+        raise UsageError(
+            f"{run.path} has no {DEFAULT} to compare with, only {', '.join(sorted(names))}"
+        )
     frame = table.load(run, DEFAULT)
     found = analysis.advices(run, frame)
-    if not found and not run.unfinished and not (frame["status"] == "incorrect").any():
-        reasons = dict.fromkeys(frame["reason"].dropna())
-        raise UsageError(
-            f"{run.path}: no call has two implementations with a time"
-            + f" ({'; '.join(reasons)[:300]})" * bool(reasons)
-        )
     wrong = frame[(frame["impl"] == DEFAULT) & (frame["status"] == "incorrect")]
-    verdicts = {each.verdict for each in found}
-    code = ExitCode.OK
-    if not verdicts - {"open"}:
-        code = ExitCode.INCONCLUSIVE
+    if not found and wrong.empty and not run.unfinished:
+        reasons = "; ".join(dict.fromkeys(frame["reason"].dropna()))[:300]
+        raise UsageError(
+            f"{run.path}: no call has two implementations with a time ({reasons or 'one each'})"
+        )
+    code = ExitCode.OK if {each.verdict for each in found} - {"open"} else ExitCode.INCONCLUSIVE
+    own = frame[frame["case_id"].isin([each.case.case_id for each in found])]
     return doc.Document(
         kind="advise", created=run.info.get("created") or "",
-        exit_code=ExitCode.FINDING if len(wrong) else code,
+        exit_code=code if wrong.empty else ExitCode.FINDING,
         conclusion=_conclusion(run, found, wrong),
         about=[*[ELSEWHERE] * (not here), *_sentences(run, frame, found),
-               " · ".join(_measured(run, frame, found))],
+               " · ".join(sweep.head(run, own))],
         sections=[
             doc.Section("Which attention", list(_table(found))),
             doc.Section("What to change", list(_words(found))),
             doc.Section("Without another kernel", list(_changes(run, found))),
-            doc.Section("Why", list(_why(run, found))),
-            doc.Section("Everything tried", list(_tried(run, found)), folded=len(found) > 3),
+            doc.Section("Why", list(_why(found))),
+            doc.Section("Everything tried", list(_tried(run, own)), folded=len(found) > SAID),
             doc.Section("Not measured", list(_declined(run))),
         ],
         commands=[("records", str(run.path / "records.jsonl")),
@@ -75,23 +75,25 @@ def document(run: Run, *, here: bool = True) -> doc.Document:
     )  # fmt: skip
 
 
-def _listed(names: set[str]) -> str:
-    return ", ".join(sorted(names)) or "nothing"
+def _conclusion(run: Run, found: Sequence[Advice], wrong: pd.DataFrame) -> doc.Finding:
+    if len(wrong):
+        verdict, why = f"{DEFAULT} is wrong", str(wrong["reason"].iloc[0])
+        return doc.Finding(sign="bad", verdict=verdict, subject=run.run_id, reason=why)
+    there = {each.verdict for each in found} or {"open"}
+    worst = next(verdict for verdict in analysis.WORST_FIRST if verdict in there)
+    own = [each for each in found if each.verdict == worst]
+    impls = ", ".join(dict.fromkeys(str(each.best["impl"]) for each in own))
+    words = {
+        "failed": f"{DEFAULT} has no time", "switch": f"use {impls}",
+        "likely": f"{impls} looks faster", "open": "undecided",
+        "keep": f"nothing to gain: keep {DEFAULT}",
+    }[worst]  # fmt: skip
+    total = f" in {len(own)} of {len(found)} calls" if len(found) > 1 else ""
+    return doc.Finding(sign=SIGNS[worst], verdict=words + total, subject=run.run_id)
 
 
 def _ratio(known: Ratio) -> doc.Value:
     return doc.Value(known[0], "ratio", *known[1:])
-
-
-def _number(row: Any, name: str, unit: doc.Unit) -> doc.Value:
-    value = row[name]
-    return doc.Value(None if units.is_unknown(value) else value, unit)
-
-
-def _sure(each: Advice) -> str:
-    if each.verdict == "failed":
-        return f"{DEFAULT} has no time"
-    return "sure" if each.sure else "undecided" if each.verdict == "open" else "likely"
 
 
 def _name(advice: Advice, found: Sequence[Advice]) -> str:
@@ -104,38 +106,16 @@ def _name(advice: Advice, found: Sequence[Advice]) -> str:
     return " ".join(filter(None, (count, step, *texts))) or "this call"
 
 
-def _conclusion(run: Run, found: Sequence[Advice], wrong: pd.DataFrame) -> doc.Finding:
-    if len(wrong):
-        why = str(wrong["reason"].iloc[0])
-        return doc.Finding(
-            sign="bad", verdict=f"{DEFAULT} is wrong", subject=run.run_id, reason=why
-        )
-    for verdict in analysis.WORST_FIRST:
-        if own := [each for each in found if each.verdict == verdict]:
-            total = f" in {len(own)} of {units.counted(len(found), 'call')}" * (len(found) > 1)
-            impls = ", ".join(dict.fromkeys(str(each.best["impl"]) for each in own))
-            words = {
-                "failed": f"{DEFAULT} has no time", "switch": f"use {impls}",
-                "likely": f"{impls} looks faster", "open": "undecided",
-                "keep": f"nothing to gain: keep {DEFAULT}",
-            }[verdict]  # fmt: skip
-            return doc.Finding(sign=SIGNS[verdict], verdict=words + total, subject=run.run_id)
-    return doc.Finding(sign="open", verdict="no call was judged", subject=run.run_id)
-
-
 def _sentences(run: Run, frame: pd.DataFrame, found: Sequence[Advice]) -> Iterator[doc.Words]:
-    """For each call the advice, then what it saves of the step and of the layer."""
-    for each in sorted(found, key=lambda a: analysis.WORST_FIRST.index(a.verdict))[:4]:
-        yield _sentence(each, found)
+    """For each call the advice, then what it saves of the layer; then of each step."""
+    for each in sorted(found, key=lambda a: analysis.WORST_FIRST.index(a.verdict))[:SAID]:
+        yield f"{_name(each, found)}: {_sentence(each)}."
         share = analysis.layer_share(run, frame, each)
         if share is not None and each.verdict == "switch":
-            low, high = (None if x is None else share * (1 - 1 / x) for x in each.regret[1:])
             yield doc.sentence(
                 f"With {DEFAULT} the call is {{share}} of its layer's time: the change saves"
                 " {saved} of the layer's time ({low} to {high}).",
-                share=doc.Value(share, "share"),
-                saved=doc.Value(share * (1 - 1 / (each.regret[0] or 1)), "share"),
-                low=doc.Value(low, "share"), high=doc.Value(high, "share"),
+                share=doc.Value(share, "share"), **_saved(share, each.regret),
             )  # fmt: skip
         name, known = analysis.transformers_choice(each, run)
         if name != DEFAULT and known[0] is not None:
@@ -143,73 +123,39 @@ def _sentences(run: Run, frame: pd.DataFrame, found: Sequence[Advice]) -> Iterat
                 f"{TRANSFORMERS} makes this call as {name} does: {{ratio}} the time of the best.",
                 ratio=_ratio(known),
             )
-    yield from _totals(found)
+    for step in dict.fromkeys(each.step for each in found if each.step):
+        total_us, ratio = analysis.of_step([each for each in found if each.step == step])
+        if ratio[0] is not None and ratio[0] > 1:
+            yield doc.sentence(
+                f"{step}: its calls spend {{total}} in attention with {DEFAULT}; the best of each"
+                " saves {saved} of that ({low} to {high}).",
+                total=doc.Value(total_us, "us"), **_saved(1.0, ratio),
+            )  # fmt: skip
 
 
-def _sentence(each: Advice, found: Sequence[Advice]) -> doc.Words:
-    best, where = str(each.best["impl"]), _name(each, found)
-    value, low, high = each.regret
+def _saved(share: float, ratio: Ratio) -> dict[str, doc.Value]:
+    """What a part that becomes so much faster saves of the whole: Amdahl's law."""
+    saved = (None if each is None else share * (1 - 1 / each) for each in ratio)
+    return dict(zip(("saved", "low", "high"), (doc.Value(x, "share") for x in saved), strict=True))
+
+
+def _sentence(each: Advice) -> str:
+    best, high = str(each.best["impl"]), each.regret[2]
     level = f" (level: {', '.join(each.level)})" if each.level else ""
     if each.default is None:
         row = each.rows[each.rows["impl"] == DEFAULT]
         why = "not measured" if row.empty else f"{row['status'].iloc[0]}: {row['reason'].iloc[0]}"
-        return f"{where}: {DEFAULT} has no time ({why}); {best} is the fastest{level}."
-    if each.verdict == "keep":
-        if not each.sure:
-            return f"{where}: no gain was seen, and {DEFAULT} is among the fastest{level}."
+        return f"{DEFAULT} has no time ({why}); {best} is the fastest{level}"
+    if each.verdict == "keep" and each.sure:
         most = units.percent(max(0.0, (high or 1) - 1))
-        return (
-            f"{where}: nothing to gain, {DEFAULT} takes at most {most} more than the best{level}."
-        )
-    if value is None:
-        return f"{where}: {best} is the fastest{level}."
-    times = {
-        "mine": _number(each.best, "time_us", "us"),
-        "default": _number(each.default, "time_us", "us"),
-    }  # fmt: skip
-    ends = f" [{units.digits(low)}–{units.digits(high)}]" if low and high else ""
-    words = "is" if each.verdict == "switch" else "looks"
-    more = "" if each.verdict == "switch" else ", which is not decided: give it more --budget"
-    return doc.sentence(
-        f"{{where}}: {best} {words} {units.digits(value)} times as fast as {DEFAULT}{ends}:"
-        f" {{mine}} in place of {{default}} a call{level}{more}.", where=where, **times,
-    )  # fmt: skip
-
-
-def _totals(found: Sequence[Advice]) -> Iterator[doc.Words]:
-    """What a step spends in attention with the default, and with the pick of each call."""
-    for step in dict.fromkeys(each.step for each in found if each.step):
-        own = [each for each in found if each.step == step]
-        if any(each.default is None or each.regret[0] is None for each in own):
-            continue
-        spent_us = [each.count * float(each.default["time_us"]) for each in own]  # type: ignore[index]
-        total_us = sum(spent_us)
-        saved = [0.0, 0.0, 0.0]
-        for us, each in zip(spent_us, own, strict=True):
-            change = each.verdict in ("switch", "likely")
-            ends = each.regret if change else (1.0, 1.0, 1.0)
-            known = [end or each.regret[0] or 1.0 for end in ends]
-            part = us / total_us
-            saved = [s + part * (1 - 1 / ratio) for s, ratio in zip(saved, known, strict=True)]
-        calls = sum(each.count for each in own)
-        if saved[0] > 0 and calls > 1:
-            yield doc.sentence(
-                f"{step}: its {calls} calls spend {{total}} in attention with {DEFAULT}; the best"
-                " of each saves {saved} of that ({low} to {high}).",
-                total=doc.Value(total_us, "us"), saved=doc.Value(saved[0], "share"),
-                low=doc.Value(saved[1], "share"), high=doc.Value(saved[2], "share"),
-            )  # fmt: skip
-
-
-def _measured(run: Run, frame: pd.DataFrame, found: Sequence[Advice]) -> Iterator[str]:
-    """Machine, date, versions, and the axes that all calls share."""
-    known = run.shared(run.environments)
-    words = [
-        *measured_on(run, frame), units.moment(run.info.get("created")),
-        f"torch {known['torch']}" if known.get("torch") else None,
-        fixed(frame[frame["case_id"].isin([each.case.case_id for each in found])]) or None,
-    ]  # fmt: skip
-    yield from (str(word) for word in words if word)
+        return f"nothing to gain, {DEFAULT} costs at most {most} over the best{level}"
+    if each.verdict == "keep":
+        return f"no gain was seen, and {DEFAULT} is among the fastest{level}"
+    if each.regret[0] is None:
+        return f"{best} is the fastest{level}"
+    times = [units.time(float(row["time_us"])) for row in (each.best, each.default)]
+    text = f"{against(best, DEFAULT, each.regret)}: {times[0]} in place of {times[1]} a call"
+    return text + ("" if each.verdict == "switch" else "; undecided, give it more --budget")
 
 
 def _table(found: Sequence[Advice]) -> Iterator[doc.Part]:
@@ -218,23 +164,23 @@ def _table(found: Sequence[Advice]) -> Iterator[doc.Part]:
         "costs": f"{DEFAULT} costs", "default_memory": f"{DEFAULT}'s", "sure": "how sure",
         "level": "", "case_id": "",
     }  # fmt: skip
-    rows: list[Sequence[doc.Cell]] = [
-        [
-            _name(each, found), doc.Value(str(each.best["impl"]), "impl"),
-            _number(each.best, "time_us", "us"),
-            _number(each.best, "memory_workspace_bytes", "bytes"),
-            _ratio(each.regret),
-            doc.Value(None, "bytes") if each.default is None
-            else _number(each.default, "memory_workspace_bytes", "bytes"),
-            doc.Finding(sign=SIGNS[each.verdict], verdict=_sure(each), subject=_name(each, found)),
-            doc.Value(", ".join(each.level)), doc.Value(each.case.case_id),
+    rows: list[Sequence[doc.Cell]] = []
+    for each in found:
+        sizes = [
+            number_of({} if row is None else row, "memory_workspace_bytes")[0]
+            for row in (each.best, each.default)
         ]
-        for each in found
-    ]  # fmt: skip
+        sure = "sure" if each.sure else "likely" if each.verdict in ("likely", "keep") else "open"
+        name, best = _name(each, found), doc.Value(str(each.best["impl"]), "impl")
+        rows.append([
+            name, best, doc.Value(number_of(each.best, "time_us")[0], "us"),
+            doc.Value(sizes[0], "bytes"), _ratio(each.regret), doc.Value(sizes[1], "bytes"),
+            doc.Finding(sign=SIGNS[each.verdict], verdict=sure, subject=name),
+            doc.Value(", ".join(each.level)), doc.Value(each.case.case_id),
+        ])  # fmt: skip
     if rows:
-        intervals = {"costs": "95 % CI"}
         spare = ("default_memory", "memory")
-        yield doc.Table(columns=columns, rows=rows, intervals=intervals, spare=spare)
+        yield doc.Table(columns=columns, rows=rows, intervals={"costs": "95 % CI"}, spare=spare)
         yield doc.Text([COSTS], quiet=True)
 
 
@@ -242,76 +188,51 @@ def _words(found: Sequence[Advice]) -> Iterator[doc.Part]:
     """For what is better than the default, the change in a program."""
     better = [each for each in found if each.verdict in ("switch", "likely", "failed")]
     for impl in dict.fromkeys(str(each.best["impl"]) for each in better):
-        words = WORDS.get(base_name(impl))
-        where = ", ".join(_name(each, found) for each in better if each.best["impl"] == impl)
-        reason = f"in torch {words['torch']}" if words else "call it in place of SDPA"
-        shared = any(x.case.kv_heads < x.case.heads for x in better if x.best["impl"] == impl)
-        if words and "transformers" in words and not (shared and words.get("unshared")):
+        words, own = WORDS.get(base_name(impl), {}), [x for x in better if x.best["impl"] == impl]
+        reason = f"in torch {words['torch']}" if words else f"call it in place of {DEFAULT}"
+        shared = any(each.case.kv_heads < each.case.heads for each in own)
+        if "transformers" in words and not (shared and words.get("unshared")):
             reason += f"; in transformers {words['transformers']}"
-        subject = f"{impl} ({where})" if len(found) > 1 else impl
-        yield doc.Finding(sign="better", verdict="change", subject=subject, reason=reason)
+        where = f" ({', '.join(_name(each, found) for each in own)})" * (len(found) > 1)
+        yield doc.Finding(sign="better", verdict="change", subject=impl + where, reason=reason)
 
 
 def _changes(run: Run, found: list[Advice]) -> Iterator[doc.Part]:
+    names = {each.case: _name(each, found) for each in found}
     rows: list[Sequence[doc.Cell]] = [
-        [_name_of(change.case, found), change.slower, change.faster, _ratio(change.ratio)]
+        [names[change.case], change.slower, change.faster, _ratio(change.ratio)]
         for change in analysis.changes(run, found)
     ]
     if rows:
-        columns = {"call": "call", "slower": "instead of", "faster": f"call {DEFAULT} with",
-                   "ratio": "speedup"}  # fmt: skip
+        heads = ("call", "instead of", f"call {DEFAULT} with", "speedup")
+        columns = dict(zip(("call", "slower", "faster", "ratio"), heads, strict=True))
         yield doc.Table(columns=columns, rows=rows, grouped=True, intervals={"ratio": "95 % CI"})
 
 
-def _name_of(case: Case, found: Sequence[Advice]) -> str:
-    return next(_name(each, found) for each in found if each.case == case)
-
-
-def _why(run: Run, found: Sequence[Advice]) -> Iterator[doc.Part]:
-    """The backend that SDPA took by itself, with torch's reason, and what refused the call."""
-    lines: list[str] = []
-    backends = _here(run, [name for name, words in WORDS.items() if words.get("backend")])
+def _why(found: Sequence[Advice]) -> Iterator[doc.Part]:
+    """The backend that SDPA took by itself, and torch's reason where that is its math path."""
+    calls: dict[str, list[str]] = {}
     for each in found:
-        row = each.default
-        if row is not None and not units.is_unknown(row["sdpa_backend"]):
-            why = "" if units.is_unknown(row["sdpa_reason"]) else f": {row['sdpa_reason']}"
-            lines.append(f"{_name(each, found)}: {DEFAULT} takes {row['sdpa_backend']}{why}")
-        none = each.rows[(each.rows["status"] != "ok") & each.rows["impl"].isin(backends)]
-        for (impl, reason), _ in none.groupby(["impl", "reason"], sort=False):
-            lines.append(f"{_name(each, found)}: {impl}: {reason}")
-    yield doc.Text(list(dict.fromkeys(lines))[:20])
+        if each.default is not None and not units.is_unknown(each.default["sdpa_backend"]):
+            why = each.default["sdpa_reason"]
+            taken = str(each.default["sdpa_backend"]) + (
+                "" if units.is_unknown(why) else f" ({why})"
+            )
+            calls.setdefault(taken, []).append(_name(each, found))
+    yield doc.Text([
+        f"{DEFAULT} takes {taken}: " + (", ".join(of) if len(of) <= SAID else f"{len(of)} calls")
+        for taken, of in calls.items()
+    ])  # fmt: skip
 
 
-def _here(run: Run, names: Iterable[str]) -> list[str]:
-    """What has a kernel for the run's device, as far as the run says."""
-    device = run.shared(run.environments).get("device")
+def _tried(run: Run, own: pd.DataFrame) -> Iterator[doc.Part]:
+    """All rows of the calls, and what has no time, but for what another device has."""
+    if (own["status"] == "ok").any():
+        yield from sweep.results_table(own[own["status"] == "ok"], label_axes(own))
     infos = run.info.get("implementations") or ()
-    known = {each["name"]: each.get("devices") or [device] for each in infos}
-    return [name for name in names if device in known.get(name, [device])]
-
-
-def _tried(run: Run, found: Sequence[Advice]) -> Iterator[doc.Part]:
-    columns = {"call": "call", "impl": "impl", "time": "time", "behind": "vs fastest",
-               "memory": "workspace", "backend": "backend"}  # fmt: skip
-    rows: list[Sequence[doc.Cell]] = [
-        [_name(each, found), doc.Value(str(row["impl"]), "impl"),
-         doc.Value(row["time_us"], "us", row["time_us_low"], row["time_us_high"]),
-         doc.Value(row["behind"], "ratio", row["behind_low"], row["behind_high"]),
-         _number(row, "memory_workspace_bytes", "bytes"),
-         "" if units.is_unknown(row["sdpa_backend"]) else str(row["sdpa_backend"])]
-        for each in found for row in each.rows.to_dict("records")
-        if not units.is_unknown(row["time_us"])
-    ]  # fmt: skip
-    if rows:
-        intervals = {"time": "95 % interval", "behind": "95 % CI"}
-        yield doc.Table(columns=columns, rows=rows, grouped=True, intervals=intervals,
-                        spare=("backend", "memory"), cut="impl")  # fmt: skip
-    failed = [
-        f"{_name(each, found)}: {row['impl']}: {row['status']}: {row['reason']}"
-        for each in found for row in each.rows.to_dict("records")
-        if row["status"] != "ok" and row["impl"] in _here(run, [row["impl"]])
-    ]  # fmt: skip
-    yield doc.Text(failed[:20], quiet=True)
+    device = run.shared(run.environments).get("device")
+    elsewhere = [each["name"] for each in infos if device not in each.get("devices", [device])]
+    yield from sweep.failures(run, own[~own["impl"].isin(elsewhere)])
 
 
 def _declined(run: Run) -> Iterator[doc.Part]:
@@ -324,8 +245,7 @@ def _declined(run: Run) -> Iterator[doc.Part]:
         for case_id, seconds in known.items()
         if case_id in cases
     ]
-    options = run.info.get("options") or {}
-    if names := options.get("not_compiled"):
+    if names := (run.info.get("options") or {}).get("not_compiled"):
         lines.append(
             f"{', '.join(names)}: compiling takes some 20 s each; give --budget 3m or more, fewer"
             " --tokens, or name them in --impls"
@@ -338,12 +258,8 @@ def _command(case: Case, seconds: float) -> str:
     """What measures a case alone: `--case` with what differs from the defaults, and a budget."""
     row = case.to_json()
     default = DEFAULTS | {name: row[source] for name, source in FOLLOWS.items()}
-    parts = [
-        f"{AXES[name].symbol or name}={value:g}" if isinstance(value, float) else
-        f"{AXES[name].symbol or name}={value}"
-        for name, value in row.items()
-        if name in AXES and value != default[name]
-    ]  # fmt: skip
+    differing = {n: x for n, x in row.items() if n in AXES and x != default[n]}
+    parts = [f"{AXES[name].symbol or name}={value}" for name, value in differing.items()]
     own = [f"workload={case.workload}"] * (case.workload != "attention")
     text = shlex.quote(",".join([*own, *parts]) or f"n={case.seq_len}")
     return f"advise --case {text} --budget {max(10, round(1.5 * seconds))}s"

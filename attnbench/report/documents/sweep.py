@@ -129,7 +129,7 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> d
         doc.Section("Results", list(_results(frame, where))),
         doc.Section("What a step spends", list(_steps(run, frame))),
         doc.Section("Padded or packed", list(_packed(run, frame))),
-        doc.Section("Without a result", list(_failures(run, frame))),
+        doc.Section("Without a result", list(failures(run, frame))),
         doc.Section("Suspect times", list(_suspects(frame))),
     ]
     if found:
@@ -150,7 +150,7 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> d
             verdict="unfinished" if run.unfinished else failed_sentence(frame).rstrip("."),
             reason=failed_sentence(frame).rstrip(".") if run.unfinished and bad else "",
         ),
-        about=[*highlights(run, frame, costs), " · ".join(_head(run, frame))],
+        about=[*highlights(run, frame, costs), " · ".join(head(run, frame))],
         sections=sections,
         commands=[*(decisive(found[0], where) if found else ()),
                   ("records", str(run.path / "records.jsonl")),
@@ -158,7 +158,7 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> d
     )  # fmt: skip
 
 
-def _head(run: Run, frame: pd.DataFrame) -> Iterator[str]:
+def head(run: Run, frame: pd.DataFrame) -> Iterator[str]:
     """Run, device, how it was timed, date and versions."""
     known = run.shared(run.environments)
     counts = frame["threads"][frame["device"] == "cpu"].unique().tolist()
@@ -179,7 +179,9 @@ def _headers(frame: pd.DataFrame) -> dict[str, str]:
     return {name: head.format(baseline=baseline) for name, (head, *_) in SUMMARY.items()}
 
 
-def _table(frame: pd.DataFrame, names: Mapping[str, list[str]], **more: Any) -> Iterator[doc.Part]:
+def results_table(
+    frame: pd.DataFrame, names: Mapping[str, list[str]], **more: Any
+) -> Iterator[doc.Part]:
     """Rows of the records table as people read them, each case once.
 
     Without columns that say nothing; what is the same in all rows follows in a line.
@@ -224,7 +226,7 @@ def _results(frame: pd.DataFrame, where: str) -> Iterator[doc.Part]:
     if shown.empty:
         return
     bold = "Bold: the fastest of a case, and what is not told apart from it."
-    yield from _table(shown, label_axes(frame), most=SHOWN, bold_means=bold)
+    yield from results_table(shown, label_axes(frame), most=SHOWN, bold_means=bold)
     odd = shown[shown["speedup_reason"].notna() & (shown["impl"] != shown["baseline"])]
     notes: list[doc.Words] = [
         f"* {row['impl']}, n={row['seq_len']}: {row['speedup_reason']}"
@@ -304,7 +306,7 @@ def _all_results(frame: pd.DataFrame, where: str) -> Iterator[doc.Section]:
             shown += len(rows)
             inner = [name for name in varying(rows) if name in INNER] or ["seq_len"]
             title = heading(rows.iloc[0], outer) or "all cells"
-            own = list(_table(rows, dict.fromkeys(names, inner)))
+            own = list(results_table(rows, dict.fromkeys(names, inner)))
             parts.append(doc.Section(title, own, folded=True))
     left_out = f"{len(frame) - shown} more cells are not shown here. " * (len(frame) > shown)
     text = f"{left_out}All cells with all columns: attnbench export {where} --format csv"
@@ -313,7 +315,7 @@ def _all_results(frame: pd.DataFrame, where: str) -> Iterator[doc.Section]:
     )
 
 
-def _failures(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
+def failures(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
     """Cells without a result by their reason; of each implementation the first wrong in full."""
     wrong = {r.cell.impl: r for r in reversed(run.records) if r.metrics.get("fault")}
     for _, status, impl, reason, cells, *lengths in table.failures(frame).itertuples():
