@@ -83,6 +83,9 @@ def advices(run: Run, frame: pd.DataFrame) -> list[Advice]:
     for case_id, step, count in of:
         rows = frame[frame["case_id"] == case_id]
         timed = rows[rows["time_us"].notna() & rows["approx_error"].isna() & rows["suspect"].isna()]
+        raced = [cells[case_id, impl].metrics.get("lost_to") for impl in timed["impl"]]
+        if any(name and (case_id, name) not in cells for name in raced):
+            continue  # who was ahead has no time yet: it was interrupted
         if len(timed) > 1 or (len(timed) and DEFAULT not in set(timed["impl"])):
             case = cells[case_id, rows["impl"].iloc[0]].cell.case
             found.append(_one(run, cells, case, step, count, rows, timed))
@@ -127,6 +130,15 @@ def _one(
         case=case, step=step, count=count, rows=rows, best=by_name[best], default=default,
         regret=regret, verdict=verdict, level=level,
     )  # fmt: skip
+
+
+def interrupted(run: Run) -> Iterator[tuple[str, str, float]]:
+    """Of races that were cut off: a name, who was ahead and has no record yet, how many times."""
+    cells = {record.cell.key for record in run.records}
+    for record in run.records:
+        ahead = record.metrics.get("lost_to")
+        if ahead and (record.cell.case.case_id, ahead) not in cells:
+            yield record.cell.impl, ahead, record.metrics["lost_by"]
 
 
 def of_step(found: Sequence[Advice]) -> tuple[float, Ratio]:

@@ -108,6 +108,9 @@ def _name(advice: Advice, found: Sequence[Advice]) -> str:
 
 def _sentences(run: Run, frame: pd.DataFrame, found: Sequence[Advice]) -> Iterator[doc.Words]:
     """For each call the advice, then what it saves of the layer; then of each step."""
+    for name, ahead, times in analysis.interrupted(run):
+        long = f"{units.digits(times)} times as long"
+        yield f"Until it was interrupted, {name} took {long} as {ahead}."
     for each in sorted(found, key=lambda a: analysis.WORST_FIRST.index(a.verdict))[:SAID]:
         yield f"{_name(each, found)}: {_sentence(each)}."
         share = analysis.layer_share(run, frame, each)
