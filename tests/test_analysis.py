@@ -114,7 +114,7 @@ def test_the_line_of_doubt_says_what_disturbed_a_run_what_that_did_and_what_to_r
     assert line(0.0, 1) == ""  # whatever took processor time: it did nothing to the figures
     assert line(0.5, 1) == (
         "The machine was disturbed: other processes took 40 % of the CPU time. So 1 of 1 intervals"
-        " is wider than ± 10 %. The command `narrow` below measures them longer. |"
+        " is wider than ± 10 %. The command 'narrow' below measures them longer. |"
         " attnbench sweep --heads 4 --seq-lens 256 --max-time 3 --processes 3"
     )
     assert "one thread (--threads 1) repeats best" in line(0.5, 2)

@@ -177,10 +177,10 @@ def doubt(run: Run, frame: pd.DataFrame) -> tuple[str, str]:
     if (full := float(timed["full_speed_share"].mean())) < FULL_SPEED_SHARE:
         causes.append(f"cores ran at full speed only {100 * full:.0f} % of the time")
     if causes:
-        text = f"The machine was disturbed: {', '.join(causes)}. So {text}"
+        text = f"The machine was disturbed: {' and '.join(causes)}. So {text}"
     command = remedy(run, timed[wide | unsteady])
     several = "" if (timed["threads"] == 1).all() else "; one thread (--threads 1) repeats best"
-    longer = f"The command `narrow` below measures them longer{several}."
+    longer = f"The command 'narrow' below measures them longer{several}."
     return f"{text} {longer if command else 'Measure again on a quieter machine.'}", command
 
 
@@ -195,7 +195,7 @@ def fresh(run: Run, frame: pd.DataFrame) -> tuple[str, str]:
         f"Fresh memory pages take more than {units.brief_percent(FRESH)} of"
         f" {units.counted(len(high), 'time')}, which moves ratios: {units.percent(most['share'])}"
         f" of {most['impl']} at n={most['seq_len']}, {most['page_faults']:,.0f} page faults a call."
-        " The command `keep` below measures without them."
+        " The command 'keep' below measures without them."
     ), _command(run, high, allocator="keep")
 
 

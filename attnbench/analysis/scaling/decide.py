@@ -174,9 +174,11 @@ def _shown(estimate: Uncertain | None) -> str:
 
 
 def _range(evidence: ExponentEvidence) -> str:
-    count = "1 that counts" if evidence.sizes == 1 else f"{evidence.sizes} that count"
     why = f" ({evidence.cut_short})" if evidence.cut_short else ""
-    return f"{evidence.noun} doubles {evidence.slope.octaves:.1f} times over the {count}{why}"
+    if evidence.sizes < 2:
+        return f"{evidence.sizes or 'none'} counts{why}"
+    doubles = f"{evidence.noun} doubles {evidence.slope.octaves:.1f} times"
+    return f"{doubles} over the {evidence.sizes} that count{why}"
 
 
 def _changed(evidence: ExponentEvidence) -> str:
