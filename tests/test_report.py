@@ -260,9 +260,12 @@ def test_a_table_splits_no_word_and_says_which_columns_it_leaves_out(width):
 
 
 def test_a_time_marked_as_unsteady_has_its_reason_on_the_screen(tmp_path):
-    late = synthetic.timed(Case(seq_len=1024), "late", [999.0] * 7 + [100.0] * 5)
-    text = rendered(sweep.document(load_run(synthetic.write_run(tmp_path, "run", [late]))), "text")
-    assert re.search(r"\? late.*: it took 999 µs in 7 samples, then 100 µs: it had not", text)
+    timed = ((1024, 999.0), (2048, 888.0))
+    late = [synthetic.timed(Case(seq_len=n), "late", [us] * 7 + [100.0] * 5) for n, us in timed]
+    text = rendered(sweep.document(load_run(synthetic.write_run(tmp_path, "run", late))), "text")
+    reason = r"\? late.* n=1024, late.* n=2048: settling.*: it took 999 µs in 7 samples"
+    assert re.search(reason, text)
+    assert text.count("it took") == 1, "a kind is listed once"
 
 
 def test_what_is_held_and_why_sdpa_took_math_stands_on_the_screen(tmp_path):

@@ -171,10 +171,7 @@ def _grown(
             return "refuted", f"{found}, faster than {declared(most)}"
         if octave <= most + TOLERANCE:
             return "holds", f"the last doubling grows as {noun}^{octave:.2f}"
-        return (
-            "inconclusive",
-            f"{noun}^{octave:.2f} in the last doubling alone: measure larger sizes",
-        )
+        return "inconclusive", f"{noun}^{octave:.2f} in the last doubling: measure larger sizes"
     if not bound and growth < least - TOLERANCE:
         if _leads(least, known[-LEAST_SIZES:]):
             return "holds", f"{found} so far: {noun}^{least:g} beside terms of lower order"
