@@ -11,7 +11,7 @@ import pytest
 
 from attnbench.analysis import notes
 from attnbench.analysis.columns import COLUMNS
-from attnbench.analysis.notes import doubt_sentence
+from attnbench.analysis.notes import doubt
 from attnbench.analysis.table import load, rope_cost, to_csv, to_json, to_parquet
 from attnbench.schema.case import Case
 from attnbench.store.runs import Run, load_run
@@ -109,13 +109,13 @@ def test_the_line_of_doubt_says_what_disturbed_a_run_what_that_did_and_what_to_r
         record = synthetic.timed(Case(seq_len=256, threads=threads), "naive", times, cpu_share=0.6)
         info = {"run_id": "r", "options": {"device": "auto", "heads": [4]}, "settings": options}
         run = Run(path=Path("r"), info=info, records=[record])
-        return doubt_sentence(run, load(run))
+        return " | ".join(filter(None, doubt(run, load(run))))
 
     assert line(0.0, 1) == ""  # whatever took processor time: it did nothing to the figures
     assert line(0.5, 1) == (
-        "Other work took 40 % of the samples' processor time: 1 of 1 intervals is wider than"
-        " ± 10 %; measure longer, in fresh processes:"
+        "The machine was disturbed: other processes took 40 % of the CPU time. So 1 of 1 intervals"
+        " is wider than ± 10 %. The command 'narrow' below measures them longer. |"
         " attnbench sweep --heads 4 --seq-lens 256 --max-time 3 --processes 3"
     )
-    assert "--threads 1, repeats best" in line(0.5, 2)
-    assert line(0.5, 1, max_time_s=3.0, processes=3).endswith("when the machine is less busy")
+    assert "one thread (--threads 1) repeats best" in line(0.5, 2)
+    assert line(0.5, 1, max_time_s=3.0, processes=3).endswith("on a quieter machine.")

@@ -99,12 +99,12 @@ def test_a_green_line_says_what_is_gone_and_how_disturbed_the_machine_was():
         ({"cells": CELLS[:2], "other_checks": {0: ABSENT, 1: ABSENT}}, ExitCode.USAGE,
          "nothing is comparable"),
         ({"planted": 0.0}, ExitCode.INCONCLUSIVE,
-         "blind: the positive control of 10 % was not found: beyond the margin in 0 of 48"),
+         "the positive control of 10 % was not found: beyond the margin in 0 of 48"),
         # between two looks the latest counts
         ({"planted": 0.0, "most_rounds": 14}, ExitCode.INCONCLUSIVE,
-         "blind: the positive control of 10 % was not found: beyond the margin in 0 of 12 rounds,"
+         "the positive control of 10 % was not found: beyond the margin in 0 of 12 rounds,"
          " where it takes 12"),
-        # a blind run still names what it has shown
+        # such a run still names what it has shown
         ({"slower": {2: 0.2}, "planted": 0.0}, ExitCode.FINDING, "1 regressed"),
         # an untrusted run outranks times, but not what repeats exactly
         ({"slower": {2: 0.3}, "null_bias": 0.06}, ExitCode.ENVIRONMENT, "the run cannot be"),

@@ -129,9 +129,9 @@ def test_log_factors_are_unresolved_never_held_nor_refuted(law):
 SHORT = {"sizes": FOUR_OCTAVES[:3], "scatter": 0.003}
 COVERED = {"overhead_us": 300 * 16**2}  # as much as the largest size takes
 VERDICTS: dict[str, tuple[Time, str, dict[str, Any], str, str]] = {
-    "two octaves do not hold": (power(2), "n^2", SHORT, "inconclusive", "to hold a law needs"),
+    "two octaves do not hold": (power(2), "n^2", SHORT, "inconclusive", "confirming a law takes 3"),
     "two octaves refute": (power(1), "n^2", SHORT, "refuted", "more slowly than n^2"),
-    "one says nothing": (power(1), "n^2", {"sizes": (128, 256)}, "inconclusive", "too short"),
+    "one says nothing": (power(1), "n^2", {"sizes": (128, 256)}, "inconclusive", "too few sizes"),
     "so many blocks that a mask cuts": (
         power(1.75), "n^2", {"flops": tuple(round(1e3 * n**1.75) for n in FOUR_OCTAVES)},
         "holds", ""),
@@ -140,7 +140,7 @@ VERDICTS: dict[str, tuple[Time, str, dict[str, Any], str, str]] = {
     "sizes need not double": (
         power(2), "n^2", {"sizes": (100, 150, 300, 450, 900, 1000, 1600)}, "holds", ""),
     "flat below the overhead, n": (power(2), "O(n)", COVERED, "inconclusive", "overhead"),
-    "flat below the overhead, 1": (power(2), "1", COVERED, "inconclusive", "too short"),
+    "flat below the overhead, 1": (power(2), "1", COVERED, "inconclusive", "too few sizes"),
     "half of it": (step(0.5, 1024), "O(n)", {}, "inconclusive", "between n = 1024 and 2048"),
     "no way of going on makes that O(n)": (step(2, 1024), "O(n)", {}, "refuted", ""),
     "terms of lower order": (
@@ -148,8 +148,8 @@ VERDICTS: dict[str, tuple[Time, str, dict[str, Any], str, str]] = {
         "still rising towards n^2"),
     "several terms are a bound": (
         power_and(4000, 1), "n d^2 + n^2 d", {"scatter": 0.003}, "holds", ""),
-    "equal sizes": (power(2), "n^2", {"sizes": (512,) * 5}, "inconclusive", "too short"),
-    "one size": (power(2), "n^2", {"sizes": (512,)}, "inconclusive", "too short"),
+    "equal sizes": (power(2), "n^2", {"sizes": (512,) * 5}, "inconclusive", "too few sizes"),
+    "one size": (power(2), "n^2", {"sizes": (512,)}, "inconclusive", "too few sizes"),
     "a time of which nothing is known": (
         power(2), "n^2", {"sizes": FOUR_OCTAVES[:4], "allowed_us": (None,) * 3 + (NOTHING_KNOWN,),
         "doubts": (None,) * 3 + ("unsteady (meddles)",)}, "inconclusive",

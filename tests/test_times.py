@@ -191,21 +191,18 @@ def noise(rng, n, sd=0.01):
 
 QUIET = [100.0] * 9
 INTERRUPTED = [structs.replace(s, left_out=i % 2) for i, s in enumerate(record(QUIET).samples)]
-HOT = "of the samples do not count (a GPU that slowed itself)"
+HOT = "of the samples discarded (a throttled GPU)"
 TROUBLES = [
     (record(QUIET, stolen_share=0.03), "gave 3.0% of its processors' time", None),
     (record(QUIET, throttled_share=0.4), "held the process back for 40.0%", None),
-    (
-        record(QUIET, full_speed_share=0.4, core_speeds="18.7 µs (40%, 3 ms at a time)"),
-        "ran at its full speed 40% of the time: a loop took 18.7 µs (40%, 3 ms at a time)", None,
-    ),
+    (record(QUIET, full_speed_share=0.4), "at its full speed only 40 % of the time", None),
     (record([100.0] * 20, kept_disturbed=6), "6 of the 20 samples that count", "busy-machine"),
     (
         record([100.0] * 9, kept_disturbed=7, probe_us=26.0),
         "7 of the 9 samples that count", "busy-machine",
     ),
-    (slowed("gpu"), "the GPU slowed itself, for heat or want of power, in 3 of the", "slowed-gpu"),
-    (slowed("allocator"), "memory was asked of the GPU's driver in 3 of the 9", "allocator"),
+    (slowed("gpu"), "the GPU throttled itself, for heat or power, in 3 of the", "slowed-gpu"),
+    (slowed("allocator"), "memory from the GPU's driver in 3 of the 9", "allocator"),
     (
         record([999.0] * 7 + QUIET[:5], uneven="9 times"),
         "took 999 µs in 7 samples, then 100 µs: it", "settling",
@@ -213,7 +210,7 @@ TROUBLES = [
     (record([180.0] * 7 + QUIET[:5], stolen_share=0.03), "gave 3.0% of", None),  # a faster core
     (record([999.0] * 4 + QUIET, stolen_share=0.03), "gave 3.0% of", None),  # settled by now
     (record(QUIET, uneven="2.1 times the time"), "its calls is 2.1 times the time:", "uneven"),
-    (record([1e7] * 5), "timed in 10 calls: one that still chooses", None),
+    (record([1e7] * 5), "timed in only 10 calls:", None),
     (record(QUIET, meddles="the number of threads"), "it changes the number of", "meddles"),
     (record([10.0] * 9, enqueue_us=14.0), "launch-bound: the host takes 14.0 µs", None),
     (
@@ -225,16 +222,16 @@ TROUBLES = [
     ),
     (
         replace(record(QUIET), samples=tuple(INTERRUPTED)),
-        "4 of 18 calls do not count: the host took far longer to issue them", None,
+        "4 of 18 calls left out: the host took far longer to issue them", None,
     ),
-    (record([100.0] * 20, discarded=dict.fromkeys(range(6), "gpu")), f"30% {HOT}", None),
+    (record([100.0] * 20, discarded=dict.fromkeys(range(6), "gpu")), f"30 % {HOT}", None),
     (
         record([100.0] * 20, discarded={3: "interrupted", 7: "interrupted"}, kept_disturbed=0),
-        "2 samples do not count: other work interrupted every batch", None,
+        "2 samples discarded: other work interrupted every batch", None,
     ),
     (
         on_cpu([(100.0, 98.0)] * 5 + [(200.0, 100.0)] * 4, kept_disturbed=4),
-        "other work took 50% of 4 of the 9 samples: their processor time counts", None,
+        "4 of 9 samples interrupted for 50 % of their time: CPU time", None,
     ),
 ]  # fmt: skip
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from attnbench.analysis.axes import AXES, label, slices
 from attnbench.analysis.leads import against, hardest_case, leads
-from attnbench.analysis.notes import doubt_sentence, fresh_sentence, suspect_sentence
+from attnbench.analysis.notes import doubt, fresh, suspect_sentence
 from attnbench.analysis.table import WORST_FIRST, time_ratio
 from attnbench.base import units
 from attnbench.store.runs import Run
@@ -26,8 +26,8 @@ def highlights(run: Run, frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
     sentences += [workspace_sentence(rows) for _, rows in slices(frame, ["workload"])]
     sentences += [cache_sentence(run, rows) for _, rows in slices(frame, SLICE)]
     sentences += [*retained_sentences(frame), *math_sentences(frame)]
-    sentences.append(fresh_sentence(run, frame))
-    sentences += [rope_sentence(costs), suspect_sentence(frame), doubt_sentence(run, frame)]
+    sentences += [fresh(run, frame)[0], rope_sentence(costs)]
+    sentences += [suspect_sentence(frame), doubt(run, frame)[0]]
     return [sentence for sentence in sentences if sentence]
 
 
@@ -74,8 +74,8 @@ def workspace_sentence(rows: pd.DataFrame) -> str:
     sizes = units.size(of[least[0]]), units.size(of[baseline])
     where = label(known.iloc[0], ["workload", "pass", "dtype", "mask", "seq_len"])
     return (
-        f"{where}: the least workspace is that of {', '.join(least)}, {sizes[0]};"
-        f" {baseline} needs {sizes[1]}."
+        f"{where}: the least workspace is {sizes[0]} ({', '.join(least)}); {baseline} needs"
+        f" {sizes[1]}."
     )
 
 
@@ -126,10 +126,10 @@ def rope_sentence(costs: pd.DataFrame) -> str:
     middle, low, high = (units.percent(float(added.quantile(q))) for q in (0.5, 0.25, 0.75))
     clear = int(((costs["cost_low"] > 1) | (costs["cost_high"] < 1)).sum())
     if not clear:
-        return f"No cost of the position encoding is shown in any of {len(costs)} pairs."
+        return f"The position encoding's cost could not be detected in any of {len(costs)} pairs."
     return (
-        f"The position encoding adds {middle} to the time in the median of {len(costs)} pairs"
-        f" (middle half: {low} to {high}); in {clear} of them the interval excludes no change."
+        f"The position encoding adds {middle} to the time (median of {len(costs)} pairs, half of"
+        f" them between {low} and {high}). In {clear} pairs the interval excludes 0."
     )
 
 

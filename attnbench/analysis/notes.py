@@ -79,7 +79,7 @@ def _serious(record: Record) -> Iterator[tuple[str, str]]:
         why = "nothing was compiled for it: it ran eagerly, or on another cell's code"
         yield "not-compiled", why
     if changed := metrics.get("meddles"):
-        yield "meddles", f"it changes {changed} for the process; put back"
+        yield "meddles", f"it changes {changed} for the process (restored)"
 
 
 def _asides(record: Record) -> Iterator[str]:
@@ -90,12 +90,11 @@ def _asides(record: Record) -> Iterator[str]:
     if disturbed := sum(sample.disturbed for sample in kept):
         taken = 1 - median(s.own_us / s.time_us for s in kept if s.disturbed)
         yield (
-            f"other work took {taken:.0%} of {disturbed} of the {len(kept)} samples:"
-            " their processor time counts"
+            f"{disturbed} of {len(kept)} samples interrupted for {100 * taken:.0f} % of their time:"
+            " CPU time is used instead of wall time"
         )
     if (full := metrics.get("full_speed_share", 1.0)) < FULL_SPEED_SHARE:
-        speeds = f": a loop took {found}" if (found := metrics.get("core_speeds")) else ""
-        yield f"the core ran at its full speed {full:.0%} of the time{speeds}"
+        yield f"the core ran at its full speed only {100 * full:.0f} % of the time"
     if (stolen := metrics.get("stolen_share") or 0.0) > STEAL_SHARE:
         yield f"the hypervisor gave {stolen:.1%} of its processors' time to others"
     if (withheld := metrics.get("throttled_share") or 0.0) > STEAL_SHARE:
@@ -104,18 +103,17 @@ def _asides(record: Record) -> Iterator[str]:
     count = codes.pop("interrupted", 0)  # expected, and taken again
     if share := codes.total() / len(record.samples):
         why = ", ".join(_DISCARDS[code] for code in codes)
-        yield f"{share:.0%} of the samples do not count ({why})"
+        yield f"{100 * share:.0f} % of the samples discarded ({why})"
     if count:
-        samples = "1 sample does" if count == 1 else f"{count} samples do"
-        yield f"{samples} not count: other work interrupted every batch"
+        yield f"{units.counted(count, 'sample')} discarded: other work interrupted every batch"
     left_out, calls = sum(s.left_out for s in kept), sum(s.calls for s in kept)
     if left_out > LEFT_OUT * calls:
-        yield f"{left_out} of {calls} calls do not count: the host took far longer to issue them"
+        yield f"{left_out} of {calls} calls left out: the host took far longer to issue them"
     timed = Counter[int]()
     for s in record.samples:
         timed[s.process] += s.calls * (len(s.blocks_us) or 1) * record.cell.case.units
     if (fewest := min(timed.values())) < SETTLED_CALLS:
-        yield f"timed in {fewest} calls: one that still chooses among variants may become faster"
+        yield f"timed in only {fewest} calls: a kernel that is still tuned may become faster"
     if times.launch_bound(record):
         hidden_us = metrics.get("hidden_us")
         of_which = f", of which {units.time(hidden_us)} are hidden" if hidden_us else ""
@@ -125,20 +123,20 @@ def _asides(record: Record) -> Iterator[str]:
         text = f"the host waits for the device {'once' if waits == 1 else f'{waits} times'} a call"
         yield f"{text}, and then the device for the host; --timer graph cannot take such a call"
     if before := metrics.get("retried_note"):
-        yield f"measured in a process of its own: beside others it was {before}"
+        yield f"measured again, alone in a process: beside other cells it was {before}"
     yield from filter(None, (metrics.get("sensor_note"), metrics.get("energy_note")))
 
 
 # What a sample may count in spite of: the name and the text of the note.
 _KEPT: dict[DiscardCode, tuple[str, str]] = {
-    "gpu": ("slowed-gpu", "the GPU slowed itself, for heat or want of power,"),
-    "allocator": ("allocator", "memory was asked of the GPU's driver"),
+    "gpu": ("slowed-gpu", "the GPU throttled itself, for heat or power,"),
+    "allocator": ("allocator", "torch allocated memory from the GPU's driver"),
 }
 _DISCARDS: dict[DiscardCode, str] = {
     "stolen": "time taken by the hypervisor",
     "throttled": "time withheld by the CPU quota",
-    "gpu": "a GPU that slowed itself",
-    "allocator": "memory asked of the GPU's driver",
+    "gpu": "a throttled GPU",
+    "allocator": "memory allocated from the GPU's driver",
     "compiled": "compilation",
     "clock": "a clock that stepped back",
 }
@@ -151,7 +149,7 @@ def suspect_sentence(frame: pd.DataFrame) -> str:
     return f"{times} beyond what the device can do: see the column suspect." if count else ""
 
 
-def doubt_sentence(run: Run, frame: pd.DataFrame) -> str:
+def doubt(run: Run, frame: pd.DataFrame) -> tuple[str, str]:
     """How disturbed the machine was, what that did to the times, and the command that mends it.
 
     Nothing where every time is known to ± 10 % and none is unsteady.
@@ -168,49 +166,46 @@ def doubt_sentence(run: Run, frame: pd.DataFrame) -> str:
         if count
     ]
     if not found:
-        return ""
-    text, causes = ", ".join(found), []
+        return "", ""
+    text, causes = f"{' and '.join(found)}.", []
     # On several threads the processor time is unknown: they wait for each other, too.
     alone = timed[(timed["device"] == "cpu") & (timed["threads"] == 1)]
     kept = 1 - alone["stolen_share"].fillna(0.0) - alone["throttled_share"].fillna(0.0)
     taken = 1 - float((alone["cpu_share"].clip(upper=1.0) * kept).mean())  # NaN of no cell
     if taken > TAKEN:
-        causes.append(f"other work took {100 * taken:.0f} % of the samples' processor time")
+        causes.append(f"other processes took {100 * taken:.0f} % of the CPU time")
     if (full := float(timed["full_speed_share"].mean())) < FULL_SPEED_SHARE:
-        causes.append(
-            f"cores ran at their full speed only {100 * full:.0f} % of the time (a low clock, or"
-            " another tenant's work on the same core; column core_speeds)"
-        )
+        causes.append(f"cores ran at full speed only {100 * full:.0f} % of the time")
     if causes:
-        cause = " and ".join(causes)
-        text = f"{cause[0].upper()}{cause[1:]}: {text}"
-    return f"{text}; {remedy(run, timed[wide | unsteady])}"
+        text = f"The machine was disturbed: {' and '.join(causes)}. So {text}"
+    command = remedy(run, timed[wide | unsteady])
+    several = "" if (timed["threads"] == 1).all() else "; one thread (--threads 1) repeats best"
+    longer = f"The command 'narrow' below measures them longer{several}."
+    return f"{text} {longer if command else 'Measure again on a quieter machine.'}", command
 
 
-def fresh_sentence(run: Run, frame: pd.DataFrame) -> str:
+def fresh(run: Run, frame: pd.DataFrame) -> tuple[str, str]:
     """Where the pages of fresh memory take much of a time, and so of a ratio, and what shows it."""
     shares = frame["page_faults_us"] / frame["time_us"]
     high = frame.assign(share=shares)[(shares > FRESH) & (frame["threads"] == 1)]
     if high.empty:
-        return ""
+        return "", ""
     most = high.sort_values("share").iloc[-1]
     return (
-        f"Fresh memory takes more than {units.brief_percent(FRESH)} of"
-        f" {units.counted(len(high), 'time')}, and moves ratios: {units.percent(most['share'])} of"
-        f" {most['impl']} at n={most['seq_len']}, {most['page_faults']:,.0f} page faults a call."
-        f" Without it: {_command(run, high, allocator='keep')}"
-    )
+        f"Fresh memory pages take more than {units.brief_percent(FRESH)} of"
+        f" {units.counted(len(high), 'time')}, which moves ratios: {units.percent(most['share'])}"
+        f" of {most['impl']} at n={most['seq_len']}, {most['page_faults']:,.0f} page faults a call."
+        " The command 'keep' below measures without them."
+    ), _command(run, high, allocator="keep")
 
 
 def remedy(run: Run, rows: pd.DataFrame) -> str:
-    """What to do about these rows: the command that measures their sizes again, for longer."""
+    """The command that measures the sizes of these rows for longer, unless that was done."""
     settings = run.info.get("settings") or {}
     max_time_s = settings.get("max_time_s") or 1.0
     if max_time_s >= LONG_S and (settings.get("processes") or 1) >= PROCESSES:
-        return "measure again when the machine is less busy"
-    several = "" if (rows["threads"] == 1).all() else " (one thread, --threads 1, repeats best)"
-    longer = _command(run, rows, max_time=f"{LONG_S * max_time_s:g}", processes=PROCESSES)
-    return f"measure longer, in fresh processes{several}: {longer}"
+        return ""
+    return _command(run, rows, max_time=f"{LONG_S * max_time_s:g}", processes=PROCESSES)
 
 
 def _command(run: Run, rows: pd.DataFrame, **changed: Any) -> str:

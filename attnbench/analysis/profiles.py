@@ -68,8 +68,8 @@ class Difference:
 
     First stand the ops that changed beyond noise or do other work (called differently, or on other
     sizes), by their change, of which only the assured part counts where an op is in both; then what
-    is within noise as one entry, and what is in no op. `common` is by which factor the ops that are
-    alike in both take longer in B, None where these are not a good part of both: the machine's
+    is within noise as one entry, and what is outside ops. `common` is by which factor the ops that
+    are alike in both take longer in B, None where these are not a good part of both: the machine's
     speed, or a cause common to all. `environment` has the facts that differ: name, A's and B's
     value.
     """
@@ -134,7 +134,7 @@ def difference(a: Profile, b: Profile) -> Difference:
         changes=(
             *changed,
             *together(f"{len(within)} within noise", "noise", within),
-            Change(name="in no op", what="outside", a_us=a.outside_us, b_us=b.outside_us),
+            Change(name="outside ops", what="outside", a_us=a.outside_us, b_us=b.outside_us),
         ),
         common=common(alike.values()).middle if much else None,
         environment=tuple(row for row in values if row[1] != row[2] and not PASSING.search(row[0])),

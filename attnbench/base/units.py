@@ -188,7 +188,7 @@ def moment(iso: str | None) -> str:
 
 
 GLUE = "\ue000"  # stands for the blank between a number and its unit while lines are broken
-_UNIT = re.compile(r"(?<=\d) (?=[%×]|(?:[nmµ]?s|min|[KMGT]?i?B|octaves?)\b)|(?<=±) (?=\d)")
+_UNIT = re.compile(r"(?<=\d) (?=[%×]|(?:[nmµ]?s|min|[KMGT]?i?B|doublings?)\b)|(?<=±) (?=\d)")
 
 
 def glued(text: str) -> str:

@@ -30,16 +30,16 @@ from attnbench.errors import AttnbenchError, UsageError
 def check(watch: bool, **options: Any) -> None:
     """Check implementations against a float64 reference.
 
-    Of masks, L against S, heads, D, V, batch, scale, position encodings, layouts of the inputs
-    and of the output's gradient, inputs that require none, and dtypes, the battery has any two
-    together in some check; and long, tiny, large inputs; `layer` and `decode`. Each is checked on
-    two draws of inputs in the same tensors, with planted needle keys; and so are properties that
-    hold for every method: no look ahead, batch and heads apart, any order of keys, any block size,
-    exact in its limit, gradients by finite differences. What an implementation cannot take is
-    `unsupported`, with the reason. With --seq-lens, --heads or another axis of a sweep those cases
-    are checked in place of the battery, with gradients and without unless --passes says which. Of
-    each kind of failure the simplest is shown in full. Exits 1 on any failure, but 2 where nothing
-    could be judged: a definition is wrong, or nothing can run.
+    The battery combines every two of: masks, L against S, heads, D, V, batch, scale, position
+    encodings, layouts of the inputs and of the output's gradient, inputs without gradients, dtypes.
+    Long inputs, tiny and large values, `layer` and `decode` follow. Each case is checked on two
+    draws of inputs in the same tensors, with planted needle keys. Properties of every method are
+    checked, too: no look ahead, batch and heads independent, any order of keys, any block size,
+    exact in its limit, gradients by finite differences. Cases that an implementation does not
+    support are `unsupported`, with the reason. With --seq-lens, --heads or another axis of a sweep
+    those cases are checked in place of the battery, with gradients and without unless --passes says
+    which. The simplest failure of each kind is shown in full. Exits 1 on any failure, 2 if nothing
+    could be checked.
     """
     if not watch:
         raise SystemExit(_check(**options))

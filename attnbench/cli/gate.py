@@ -58,9 +58,9 @@ def gate(**options: Any) -> None:
     Two environments (--python twice) run the same code, unless --base is given, too: naive and
     sdpa, the implementations in --impls, or those of your files.
 
-    A slowdown of the threshold is found; code that is the same is called slower in at most 1 %
-    of runs. Exits 1 if a cell is incorrect, grown or slower, 3 if something stays open, 4 if the
-    machine was not to be trusted, 2 if nothing could be compared, else 0.
+    Slowdowns at or above --threshold are detected; identical code is called slower in at most 1 %
+    of runs. Exits 1 if a cell is incorrect, grown or slower, 3 if a verdict is inconclusive, 4 if
+    the machine was too noisy to be trusted, 2 if nothing could be compared, else 0.
     """
     typed = given()
     others = [flag for name, flag in typed.items() if name not in _WITH_REPLAY]

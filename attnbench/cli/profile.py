@@ -43,11 +43,11 @@ _AXES = tuple(name for name in (*AXIS_FIELDS, "threads") if name != "impls")
 def profile(impls: tuple[str, ...], **options: Any) -> None:
     """Show where time and memory of a cell go.
 
-    The cell is checked and timed, then traced in the same process, which measures for no sweep:
-    the ops or kernels with their self times, FLOPs, bytes and share of the machine's ceiling; what
-    of the time is in none of them; what each op allocates. The trace opens in Perfetto.
-    Of two implementations, or one in two environments or commits, both are profiled, then
-    compared. Takes the flags of a sweep, one value each. Exits 1 if a result is incorrect.
+    The cell is checked and timed, then traced in the same process. Shown are the ops or kernels
+    with their self times, FLOPs, bytes, share of the machine's peak and allocations, and the time
+    outside of them. The trace opens in Perfetto. Two implementations, or one in two environments or
+    commits, are both profiled, then compared. Takes the flags of a sweep, one value each. Exits 1
+    if a result is incorrect.
     """
     from attnbench.execution.profiling import profile_subject
     from attnbench.store.folder import PROFILE, RunFolder

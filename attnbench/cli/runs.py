@@ -32,9 +32,9 @@ from attnbench.errors import StoreError, UsageError
 def list_(names: tuple[str, ...], files: tuple[str, ...], device: str, **options: Any) -> None:
     """Show the implementations, by family.
 
-    And which of them cannot run here. With the declared law of time; below them the workloads,
-    projections, caches, masks and position encodings. As JSON with parameters, the law of memory,
-    devices, passes, dtypes, masks.
+    Each with its declared law of time, or why it cannot run here. The workloads, projections,
+    caches, masks and position encodings follow. JSON adds parameters, the law of memory, devices,
+    passes, dtypes and masks.
 
     With NAME (longformer, gqa, "kv cache", llama …): its parts, and a command that measures it. Of
     a model (llama-3.1-8b, or the path of a config.json): its calls, by step and kind of layer.
@@ -122,7 +122,7 @@ def export(run: str, output: Path, kind: str, to: Path | None, **chosen: Any) ->
 @click.argument("runs", type=RUN, nargs=-1, required=True, metavar="RUN RUN …")
 @command_options("merge")
 def merge(runs: tuple[str, ...], output: Path, **options: Any) -> None:
-    """Make one run of the shards of a sweep, wherever they were measured.
+    """Join the shards of a sweep, also from several machines, in one run.
 
     RUN is a folder, a name, `latest` or `previous`. What `sweep --shard 1/8` … `--shard 8/8`
     measured becomes the run that one sweep would have made; its records name their machine, its
@@ -150,10 +150,10 @@ def history(
     FOLDER holds run folders, or history.jsonl, a line a run, to which --add appends one: a name in
     --output, a folder, `latest` or `previous`. Written into it are history.html and history.md.
 
-    Each cell is a line over the runs of one machine, without what moved all cells of a run. A step
-    in it is a regression or an improvement; suspicious where it rests on few runs, where the
-    environment changed in the same place, or where other cells moved along. It is for the record:
-    to hold one version against another there is `attnbench gate`. Exits 0 whatever it finds.
+    Each cell is a line over the runs of one machine, without changes common to all cells of a run.
+    A step in it is a regression or an improvement. It is suspicious if it rests on few runs, or if
+    the environment or other cells changed in the same place. To compare two versions, use
+    `attnbench gate`. Exits 0 whatever it finds.
     """
     from attnbench.analysis.history import entries
 
@@ -187,11 +187,10 @@ def compare(
     """Compare runs that were measured at different times.
 
     Each of A, B … is a run (folder, name, `latest`, `previous`), or a file of pytest
-    --benchmark-json; all others are held against A. On one machine each cell is slower, faster, or
-    not seen to have changed, beyond what its runs of equal code differ by; across machines the
-    order of implementations, their speed over naive and their growth are compared, never times.
-    What only A has is named. Exits 0 whatever is found, unless with --fail-slower or
-    --fail-removed.
+    --benchmark-json; all others are compared with A. On one machine a cell is slower or faster if
+    its time changed by more than that of equal code does from run to run. Across machines the order
+    of implementations, their speed over naive and their growth are compared, never times. Cells
+    that only A has are listed. Exits 0 whatever is found, unless --fail-slower or --fail-removed.
     """
     from attnbench.analysis import compare as analysis
     from attnbench.report.documents.compare import document

@@ -40,23 +40,23 @@ _SWEEP_ONLY = ("device", "impls", "files", "threads", "seed", "name")
     threads=threads_option("1: what repeats best", before="With --sweep: "),
 )
 def verify(**options: Any) -> None:
-    """Ask whether cost grows as the laws declare.
+    """Check whether cost grows as the laws declare.
 
     RUN is a folder, a name, `latest` or `previous`. FLOPs and workspace are compared with their
     formulas and laws exactly; time by its exponent along each axis, with an interval, and by a
     model of several terms where sizes vary together. Each verdict is holds, refuted or
     inconclusive, with the reason; the last line counts them. Exits 1 if something is refuted, 3 if
-    nothing holds of some implementation, else 0: also where FLOPs hold and the time is open, unless
-    --strict is given.
+    an implementation has no law that holds, else 0: laws may be inconclusive beside one that holds,
+    unless --strict is given.
 
     --sweep measures some 300 cells on a CPU, in one thread and with an allocator that keeps its
     memory; it takes about five minutes on two CPUs. With --impls or --impl only the named
     implementations are measured, under `attention` alone.
 
-    Times may be off by what other work took: a law is refuted if no possible times follow it, and
-    holds if none could break it; else the reason says at which sizes more precision decides.
-    --until-decided measures these again in fresh processes, the least certain first: of RUN, on
-    the machine that made it, or after --sweep in what that left of the budget.
+    Each time is known within an interval. A law holds if all times within the intervals follow it,
+    and is refuted if none do; else the reason names the sizes that need more precision.
+    --until-decided measures these again in fresh processes, the least certain first: those of RUN,
+    on the machine that made it, or after --sweep for the rest of the budget.
     """
     from attnbench.analysis.scaling import scaling
     from attnbench.report.documents.verify import document
@@ -144,7 +144,7 @@ def measure_until_decided(folder: RunFolder, until: float, *, quiet: bool) -> No
 def claims(
     run: str, output: Path, file: Path | None, only: tuple[str, ...] | None, **options: Any
 ) -> None:
-    """Hold claims, such as a paper's table, against a run.
+    """Check claims, such as a paper's table, against a run.
 
     RUN is a folder, a name, `latest` or `previous`. Without --file the claims are those of five
     lecture notes on attention. A claim is a few lines of TOML:

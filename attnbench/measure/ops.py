@@ -42,7 +42,7 @@ class CallSeen:
     """One profiled call: by name of op or kernel how often it ran and its self time in µs.
 
     `total_us` is the call's time on the host (CPU), or from the begin of its first kernel to the
-    end of its last (CUDA); `gaps_us` is what of it is in no op or kernel, in `gaps` pieces on CUDA,
+    end of its last (CUDA); `gaps_us` is what of it is outside ops, in `gaps` pieces on CUDA,
     where `launches_us` are the times from launches to their kernels, and `launched_by` has the ops
     that launched each kernel. `alone` is the share of the host's time that the call had its core.
     """

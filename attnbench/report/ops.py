@@ -161,7 +161,7 @@ def memory(profiles: Sequence[Profile]) -> Figure:
             ax.plot(peak.t_us, peak.live_bytes, "o", color=GREW, zorder=3)
             left = peak.t_us < max(times) / 2
             ax.annotate(
-                f"{units.size(peak.live_bytes)}\n{profile.brief(peak.op or 'in no op', 30)}",
+                f"{units.size(peak.live_bytes)}\n{profile.brief(peak.op or 'outside ops', 30)}",
                 (peak.t_us, peak.live_bytes), xytext=(7 if left else -7, 6),
                 textcoords="offset points", ha="left" if left else "right", fontsize=7.5, color=INK,
             )  # fmt: skip

@@ -94,12 +94,12 @@ _FLAG = partial(Parameter, least=0, most=1)
 _MASKS = {
     "full": MaskKind(doc="every query sees every key", make=Mask),
     "causal": MaskKind(
-        doc="none after its own place, the last query's being the last key",
+        doc="each query sees keys up to its own position; the last query's is the last key",
         make=lambda: Mask(after=0),
     ),
     # The query's own position counts as one of the keys, as in Mistral's sliding window.
     "window": MaskKind(
-        doc="window:256: a sliding window, causal: the last 256 keys alone",
+        doc="window:256: a causal sliding window of the last 256 keys",
         make=lambda width: Mask(before=width - 1, after=0),
         parameters={"width": Parameter()},
     ),
@@ -115,7 +115,7 @@ _MASKS = {
         parameters={"lengths": Parameter(many=True), "causal": _FLAG(default=1)},
     ),
     "padding": MaskKind(
-        doc="padding:300+512: batch items of these lengths in turn, the other keys are padding",
+        doc="padding:300+512: batch items of these lengths in turn; other keys are padding",
         make=lambda lengths, causal: Mask(after=0 if causal else None, lengths=lengths),
         parameters={"lengths": Parameter(many=True, least=0), "causal": _FLAG(default=0)},
     ),

@@ -152,7 +152,7 @@ _POSITIONS = {
         parameters={"share": _real(0.25, least=0.01, most=1)} | _BASE,
     ),
     "rope-matrix": _rotary(
-        doc="rotary as a product with a D x D matrix a place, the textbook form",
+        doc="rotary as a product with a D x D matrix per position, the textbook form",
         layout="neighbours",
         matrix=True,
     ),
@@ -204,7 +204,7 @@ _POSITIONS = {
         },
     ),
     "rope-longrope": _rotary(
-        doc="rotary, each pair by a number of its own: LongRoPE (arXiv:2402.13753), as in Phi-3",
+        doc="rotary, a scale for each pair: LongRoPE (arXiv:2402.13753), as in Phi-3",
         parameters={
             "factor": _real(32.0, least=1),
             "length": Parameter(default=4096, least=2),
@@ -222,17 +222,17 @@ _POSITIONS = {
         frequencies=_by_base,
     ),
     "learned": Encoding(
-        doc="a vector a place added to x, as in GPT-2; length: places there are, 0 for enough",
+        doc="a vector per position added to x, as in GPT-2; length=0: as many as needed",
         kind="additive",
         parameters={"length": Parameter(default=0, least=0)},
     ),
     "shaw": Encoding(
-        doc="a vector a distance added to keys for the scores (Shaw et al. 2018, arXiv:1803.02155)",
+        doc="a vector per distance added to the keys (Shaw et al. 2018, arXiv:1803.02155)",
         kind="bias",
         parameters={"clip": Parameter(default=16)},
     ),
     "t5": Encoding(
-        doc="a number a head and bucket of distances (Raffel et al. 2020, arXiv:1910.10683)",
+        doc="a bias per head and bucket of distances (Raffel et al. 2020, arXiv:1910.10683)",
         kind="bias",
         parameters={"buckets": Parameter(default=32), "distance": Parameter(default=128)} | _HEADS,
         wrong=lambda values: (
@@ -242,7 +242,7 @@ _POSITIONS = {
         ),
     ),
     "alibi": Encoding(
-        doc="a slope a head times the distance (Press et al. 2022, arXiv:2108.12409)",
+        doc="a slope per head times the distance (Press et al. 2022, arXiv:2108.12409)",
         kind="bias",
         parameters=_HEADS,
     ),

@@ -173,7 +173,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outside_us(self) -> float:
-        """Unprofiled time that is in no op: Python, dispatch, launch gaps.
+        """Unprofiled time outside ops: Python, dispatch, launch gaps.
 
         Below 0 where the profiler's own cost inside the ops is larger than that.
         """

@@ -126,8 +126,8 @@ _CACHES = {
     ),
     "concat": CacheTraits(doc="grown by torch.cat", grows=True, moves=True),
     "static": CacheTraits(
-        doc="preallocated, written in place; with static:capacity=4096 attention gets room for"
-        " 4096 tokens, and a mask",
+        doc="preallocated, written in place; static:capacity=4096 preallocates 4096 tokens, and"
+        " attention gets all of them and a mask",
         parameters={"capacity": Parameter(default=0, least=0)},
         ragged=True,
         reason=_refuse_capacity,
@@ -162,14 +162,14 @@ _CACHES = {
         ),
     ),
     "int8": CacheTraits(
-        doc="8 bits an element and a scale for each token and head, made wide at each step",
+        doc="8 bits an element and a scale per token and head, dequantized at each step",
         ragged=True,
         moves=True,
         lossy=True,
         key_bytes=lambda case: _eight_bits(case) + 2 * case.element_bytes,
     ),
     "int8-head": CacheTraits(
-        doc="8 bits an element and a scale for each head, that of its context",
+        doc="8 bits an element and a scale per head, fixed by the context",
         ragged=True,
         moves=True,
         lossy=True,

@@ -167,7 +167,7 @@ def _profile(trial: Trial, asked: Trace, costs: OpCosts | str, at: At) -> Profil
 def _rounds(
     target: Target, clock: Clock, device: str, at: At
 ) -> tuple[list[Batch], list[CallSeen]]:
-    """Samples without the profiler and calls under it, in turns: moods of the machine hit both.
+    """Samples without the profiler and calls under it, in turns: the machine's drift hits both.
 
     Both stand for a few in a row. On CUDA all samples come first, since the profiler's
     library slows every launch after it; no calls where it has lost kernels.

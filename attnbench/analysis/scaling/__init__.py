@@ -15,7 +15,7 @@ from attnbench.schema.finding import LawFinding
 from attnbench.schema.record import Cell, Record
 from attnbench.store.runs import Run
 
-ASK = "verify needs three octaves, e.g. --seq-lens 1,128..1024"
+ASK = "verify needs three doublings, e.g. --seq-lens 1,128..1024"
 NEVER_RAN = ("unsupported", "skipped")
 
 

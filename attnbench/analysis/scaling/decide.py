@@ -76,12 +76,11 @@ def decide(evidence: ExponentEvidence) -> Decision:
     slope, exponent = evidence.slope, evidence.slope.exponent
     measured, changed = _measured(evidence), _changed(evidence)
     if evidence.sizes < LEAST_SIZES or not exponent or slope.octaves < TO_REFUTE - _ROUNDING:
-        short = f"too short: {_range(evidence)}"
-        return "inconclusive", f"{short}, a verdict needs two octaves at least"
+        return "inconclusive", f"too few sizes: {_range(evidence)}; any verdict takes 2 doublings"
     if off := _off(evidence):
         return off
     if slope.change_in_top:
-        beyond = "and less than an octave lies beyond it: measure larger sizes"
+        beyond = "and less than a doubling lies beyond it: measure larger sizes"
         return "inconclusive", f"{evidence.changepoint}, {beyond}"
     # A bound with logarithms holds where it would without them.
     within = evidence.bound and exponent.ends[1] <= evidence.power + TOLERANCE
@@ -89,12 +88,12 @@ def decide(evidence: ExponentEvidence) -> Decision:
         found = f"unresolved: log factors. {measured} agrees with {evidence.law}"
         return "inconclusive", f"{found}, and as well with a power of {evidence.noun} alone"
     if slope.octaves < TO_HOLD - _ROUNDING:
-        short = f"too short: {_range(evidence)}, to hold a law needs three{changed}"
-        return "inconclusive", f"{short}; {measured} so far"
+        short = f"too few sizes: {_range(evidence)}; confirming a law takes 3 doublings"
+        return "inconclusive", f"{short}{changed}"
     if loose := _loose(evidence, exponent):
         return "inconclusive", f"{measured}: {'; '.join(loose)}{changed}"
     aside = "; a log factor would not show on this range"
-    return "holds", f"{measured} over {slope.octaves:.1f} octaves{changed}{aside}"
+    return "holds", f"{measured} over {slope.octaves:.1f} doublings{changed}{aside}"
 
 
 def needed(evidence: ExponentEvidence) -> tuple[float, float] | None:
@@ -154,13 +153,14 @@ def _loose(evidence: ExponentEvidence, exponent: Uncertain) -> list[str]:
     if not evidence.bound and low < evidence.least:
         reasons.append(f"the interval reaches below {evidence.least:.2f}")
     if top is None or top.ends[1] > top_most:
-        reasons.append(f"the top octave's slope {_shown(top)} reaches past {top_most:.2f}")
+        past = "is unknown" if top is None else f"reaches past {top_most:.2f}"
+        reasons.append(f"that of the last doubling {past}")
     return reasons
 
 
 def _measured(evidence: ExponentEvidence) -> str:
     top = evidence.slope.top
-    octave = "" if top is None else f", top octave {_shown(top)}"
+    octave = "" if top is None else f", last doubling {_shown(top)}"
     return f"{evidence.noun}^{_shown(evidence.slope.exponent)}{octave}"
 
 
@@ -174,11 +174,12 @@ def _shown(estimate: Uncertain | None) -> str:
 
 
 def _range(evidence: ExponentEvidence) -> str:
-    count = "1 size counts" if evidence.sizes == 1 else f"{evidence.sizes} sizes count"
-    over = f"{evidence.slope.octaves:.1f} octaves" if evidence.sizes > 1 else "no octave"
     why = f" ({evidence.cut_short})" if evidence.cut_short else ""
-    return f"{count}, over {over}{why}"
+    if evidence.sizes < 2:
+        return f"{evidence.sizes or 'none'} counts{why}"
+    doubles = f"{evidence.noun} doubles {evidence.slope.octaves:.1f} times"
+    return f"{doubles} over the {evidence.sizes} that count{why}"
 
 
 def _changed(evidence: ExponentEvidence) -> str:
-    return f"; {evidence.changepoint}, taken out" if evidence.changepoint else ""
+    return f"; {evidence.changepoint}, left out of the fit" if evidence.changepoint else ""

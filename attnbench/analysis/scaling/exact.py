@@ -165,13 +165,13 @@ def _grown(
         if quantity == "workspace" and not bound and octave <= most + TOLERANCE:
             # The largest of several moments has a corner, where the next term takes over.
             larger = plain_size(2 * known[-1][0])
-            corner = f"{noun}^{octave:.2f} over the largest octave: {noun} = {larger} decides"
+            corner = f"{noun}^{octave:.2f} over the last doubling: {noun} = {larger} would decide"
             return "inconclusive", f"{found} over the last three sizes, as {corner}"
         if not bound or _keeps_growing(known, most + TOLERANCE):
             return "refuted", f"{found}, faster than {declared(most)}"
         if octave <= most + TOLERANCE:
-            return "holds", f"the largest octave grows as {noun}^{octave:.2f}"
-        return "inconclusive", f"one step of {noun}^{octave:.2f} at the end: measure larger sizes"
+            return "holds", f"the last doubling grows as {noun}^{octave:.2f}"
+        return "inconclusive", f"{noun}^{octave:.2f} in the last doubling: measure larger sizes"
     if not bound and growth < least - TOLERANCE:
         if _leads(least, known[-LEAST_SIZES:]):
             return "holds", f"{found} so far: {noun}^{least:g} beside terms of lower order"

@@ -170,11 +170,11 @@ class Missing:
 
 
 def lacking(missing: Iterable[tuple[str, Missing]]) -> str:
-    """Where times are known too badly: `n = 512 is known to ± 9.0 %, ± 3.0 % decides; …`."""
+    """Where times are known too badly: `n = 512 is known to ± 9.0 %, ± 3.0 % would decide; …`."""
     found = []
     for at, one in sorted(missing, key=lambda m: m[1].needed / m[1].known):
         known = f"known to ± {units.percent(one.known)}" if one.known < HARDLY else "hardly known"
-        found.append(f"{at} is {known}, ± {units.percent(one.needed)} decides")
+        found.append(f"{at} is {known}, ± {units.percent(one.needed)} would decide")
     more = len(found) - MOST_LACKING
     return "; ".join([*found[:MOST_LACKING], *[f"{more} more"] * (more > 0)])
 

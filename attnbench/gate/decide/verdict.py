@@ -123,7 +123,7 @@ def _conclusion(run: GateRun, rows: tuple[Row, ...], controls: Controls) -> tupl
     threshold = brief_percent(run.rules.threshold)
     if controls.found is not True:
         control = f"the positive control of {threshold} was not found"
-        return ExitCode.INCONCLUSIVE, f"blind: {control}: {missing(run, controls)}"
+        return ExitCode.INCONCLUSIVE, f"{control}: {missing(run, controls)}"
     words = tally(of, ("ok", "improved", "not comparable"))
     facts = [f"no regression of {threshold} or more: {words}", removed]
     if disturbed := sum("counted_despite" in found.facts for found in run.rounds):

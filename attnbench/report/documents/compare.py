@@ -31,9 +31,9 @@ COLUMNS = {
 NOTABLE = math.log(1.1)  # of a group's shift that is worth a sentence
 _MOST_COMMANDS = 8
 UNPAIRED = (
-    "the changes of cells are beside these shifts. Runs that are not paired cannot tell whether the"
-    " machine or a change common to all of the cells moved them, nor see a change within a cell's"
-    " interval. attnbench gate can, where both versions can be run"
+    "the changes of cells are what is left after these shifts. Stored runs are not paired: they"
+    " cannot tell a change common to all cells from one of the machine, nor see a change within a"
+    " cell's interval. attnbench gate can, where both versions can be run"
 )
 
 
@@ -143,8 +143,7 @@ def _same(found: Comparison, same: Compared) -> Iterator[doc.Section]:
     title = "Changed" if changed else "No cell is seen to have changed"
     if seen := [row.high / row.ratio - 1 for row in same.rows if row.ratio and row.high]:
         sentences.append(doc.sentence(
-            "in half of the {count} cells that could be compared, a change of ± {least} would have"
-            " been one" + "; what is below that these runs cannot show" * (not changed),
+            "in half of the {count} cells only a change above {least} would have been detected",
             count=doc.Value(len(seen)), least=doc.Value(median(seen), "share"),
         ))  # fmt: skip
     if same.all_moved:
@@ -173,8 +172,8 @@ def _finding(name: str, row: Row) -> doc.Finding:
 
 def _together(same: Compared) -> doc.Words:
     return doc.sentence(
-        "all times together changed by {shift}; from one earlier run of equal code to the next it"
-        " is at most ± {usual} (99 %, of {count}): the machine, or a change common to all cells",
+        "all times together changed by {shift}, those of earlier runs of equal code by at most"
+        " ± {usual} (99 %, of {count}): the machine did that, or a change common to all cells",
         shift=doc.Value(math.exp(same.shift.run), "change"),
         usual=_share(same.spread.shift_bound or 0), count=doc.Value(len(same.spread.shifts)),
     )  # fmt: skip
@@ -183,8 +182,8 @@ def _together(same: Compared) -> doc.Words:
 def _common(same: Compared) -> Iterator[doc.Words]:
     """The shift, how far such shifts go by themselves, and what unpaired runs cannot prove."""
     text = (
-        "all times together: {shift}; whether that is unusual is not known: it takes four earlier"
-        " runs of equal code"
+        "all times together: {shift}; four earlier runs of equal code would show whether that is"
+        " unusual"
     )
     if (usual := same.spread.shift_bound) is not None:
         text = "all times together: {shift} (99 % of such shifts are within ± {usual})"
@@ -194,13 +193,13 @@ def _common(same: Compared) -> Iterator[doc.Words]:
     if own and max(own) > NOTABLE:
         yield doc.sentence(
             "{moved} of {count} groups of cells that are measured together moved by more than"
-            " {notable} beside that, up to {most}",
+            " {notable} beyond that, up to {most}",
             moved=doc.Value(sum(value > NOTABLE for value in own)), count=doc.Value(len(own)),
             notable=_share(NOTABLE), most=_share(max(own)),
         )  # fmt: skip
     runs = same.spread.runs
     yield doc.sentence(
-        "beside that the typical cell differs by ± {typical} from run to run of equal code"
+        "beyond that the typical cell differs by ± {typical} from run to run of equal code"
         " (standard deviation; {source})", typical=_share(same.spread.typical),
         source=f"{runs} earlier runs" if runs else "a default: fewer than two earlier runs",
     )  # fmt: skip

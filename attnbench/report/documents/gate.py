@@ -146,7 +146,7 @@ def _controls(run: GateRun, outcome: Outcome) -> Iterator[doc.Finding]:
         None: ("none", "not timed", ""),
         True: ("good", "found", "was found: seen as {seen}, beyond the margin in {wins} of {rounds}"
                " rounds"),
-        False: ("open", "not found", "was not found, so that passing says nothing: {missing}"),
+        False: ("open", "not found", "was not found, so a pass would say nothing: {missing}"),
     }  # fmt: skip
     sign, verdict, text = signs[found.found]
     untimed, threshold = "no time was compared", doc.Value(run.rules.threshold, "share")
@@ -215,9 +215,9 @@ def _version(of: Version, other: Version) -> str:
 def _promise(rules: Rules) -> doc.Sentence:
     """What the run set out to find, and how often it may be wrong."""
     return doc.sentence(
-        "A slowdown of {threshold} is found, or its cell stays open. What is slower by less than"
-        " the margin of {margin} is called a regression in at most {alpha} of runs, given"
-        " independent rounds and a bias within the margin.",
+        "A slowdown of {threshold} is detected, or its cell stays inconclusive. Code that is slower"
+        " by less than the margin of {margin} is called a regression in at most {alpha} of runs, if"
+        " rounds are independent and their bias is within the margin.",
         threshold=doc.Value(rules.threshold, "share"),
         margin=doc.Value(rules.margin, "share"),
         alpha=doc.Value(rules.alpha, "share"),

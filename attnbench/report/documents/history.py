@@ -17,9 +17,9 @@ SIGNS: dict[Verdict, doc.Sign] = {
 }  # fmt: skip
 PANELS = 24  # lines of a machine that are drawn
 READING = (
-    "What all cells of a run, or of a group that was measured interleaved, did together is a line"
-    " of its own; a cell's line is what is left. Stored runs cannot tell a change of the code from"
-    " one of the machine: attnbench gate can."
+    "Changes common to all cells of a run, or of a group measured interleaved, have their own line;"
+    " a cell's line is what is left. Stored runs cannot tell a change of the code from one of the"
+    " machine: attnbench gate can."
 )
 SUSPICIOUS = (
     "few runs: too few on one side of the step, so far",

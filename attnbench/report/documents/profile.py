@@ -25,10 +25,9 @@ _COMMON = 0.05  # of the logarithm of a factor that is worth a sentence
 _MOST_LABEL = 14  # letters of a label that heads a column
 _SLOWER = 1.1  # a call without the profiler, by as much as noise makes it; else the machine did
 READING = (
-    "The rows add up to the last; bytes are those read and written. An op that is called as before,"
-    " on as many bytes, counts as changed only beyond noise. Profiles are taken one after another,"
-    " and one process can be faster than the next: whether a version is slower, attnbench gate"
-    " decides."
+    "The rows add up to the last; bytes are those read and written. An op with the same calls and"
+    " bytes counts as changed only beyond noise. One process can be faster than the next: to decide"
+    " whether a version is slower, use attnbench gate."
 )
 TRACE = (
     "Drop the trace on https://ui.perfetto.dev (which sends it nowhere) or load it in"
@@ -170,7 +169,7 @@ def _one(profile: Profile, top: int) -> Iterator[doc.Part]:
             doc.Value(op.allocated_bytes or None, "bytes"),
         ) for op in profile.ops
     ]  # fmt: skip
-    sums = [row("in no op", profile.outside_us), row("a call, unprofiled", a_call_us)]
+    sums = [row("outside ops", profile.outside_us), row("a call, unprofiled", a_call_us)]
     if rest := profile.ops[len(own) :]:
         sums.insert(0, row(f"{len(rest)} more", sum(op.self_us for op in rest)))
     spare = ("allocated", "gbps", "calls")
@@ -271,24 +270,17 @@ def _memory(profile: Profile, name: str = "") -> Iterator[doc.Sentence]:
 def _sums(profile: Profile) -> doc.Sentence:
     """How the times add up."""
     taken, ops = profile.time, "kernels" if profile.launch_us is not None else "ops"
-    sign, least = ("−", "less") if profile.outside_us < 0 else ("+", "more")
-    gaps = "{gaps} of them in no op (Python, dispatch)"
+    gaps = "{gaps} of that outside ops (Python, dispatch)"
     if profile.launch_us is not None:
-        gaps = (
-            "{gaps} of them in {count} gaps between kernels, which begin {launch} after their"
-            " launch"
-        )
-    share = abs(profile.outside_us) / profile.self_us if profile.self_us else None
+        gaps = "{gaps} of that in {count} gaps between kernels, which begin {launch} after launch"
     slower = taken.median_us > _SLOWER * profile.profiled_us and profile.launch_us is None
     return doc.sentence(
-        f"time: {{own}} in {ops} {sign} {{outside}} = {{time}} a call unprofiled"
-        f" ({{time.interval}}), {{share}} {least} than the {ops}; {{profiled}} under the profiler,"
-        f" {gaps}"
-        + "; calls were slower without the profiler than under it, so that most of what is in no"
-        " op is other work: profile again on a quieter machine" * slower,
-        own=doc.Value(profile.self_us, "us"), outside=doc.Value(abs(profile.outside_us), "us"),
+        f"time: a call takes {{time}} ({{time.interval}}) unprofiled, its {ops} add up to {{own}};"
+        f" under the profiler {{profiled}}, {gaps}"
+        + ". Calls were slower without the profiler than under it, so most of the time outside ops"
+        " is other work: profile again on a quieter machine" * slower,
+        own=doc.Value(profile.self_us, "us"), profiled=doc.Value(profile.profiled_us, "us"),
         time=doc.Value(taken.median_us, "us", taken.low_us, taken.high_us),
-        share=doc.Value(share, "share"), profiled=doc.Value(profile.profiled_us, "us"),
         gaps=doc.Value(profile.gaps_us, "us"), count=doc.Value(profile.gaps),
         launch=doc.Value(profile.launch_us, "us"),
     )  # fmt: skip

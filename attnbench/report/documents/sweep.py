@@ -16,6 +16,7 @@ from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.crossovers import Crossover, crossovers
 from attnbench.analysis.highlights import failed_sentence, highlights, measured_on
 from attnbench.analysis.leads import approx, number_of, tie
+from attnbench.analysis.notes import doubt, fresh
 from attnbench.analysis.scaling import scaling
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.analysis.times import time_us
@@ -29,7 +30,7 @@ from attnbench.store.runs import Run
 
 SHOWN = 60  # rows of the table that comes first
 MOST_ROWS = 1500  # of all tables: a browser stays quick, and the export holds everything
-MOST_CROSSOVERS, MOST_SUSPECTS = 120, 50
+MOST_CROSSOVERS = 120
 ORDER = {"crosses": 0, "none": 1, "no difference": 2}
 INNER = ("seq_len", "kv_len")  # what differs between the cases of one table
 PLOTS = (
@@ -38,18 +39,17 @@ PLOTS = (
     " plots/ as PNG; any of them for a paper: attnbench report RUN --figure NAME"
 )
 CROSSINGS = (
-    "Where one overtakes the other, all else being equal: by interpolation of the ratio of their"
-    " times between the sizes measured; the interval holds every n at which the interval of that"
-    " ratio holds 1."
+    "Where one overtakes the other, all else being equal. The ratio of their times is interpolated"
+    " between the sizes measured; its interval covers every n where the two are level."
 )
 LIMITS = (
-    "What large matmuls, reads and copies reached on this machine, each from several rounds; the"
-    " columns fraction_of_compute_peak, fraction_of_memory_peak and bound hold every cell against"
-    " them. Other work on the machine can only have lowered them."
+    "What large matmuls, reads and copies reached on this machine, each from several rounds. The"
+    " columns fraction_of_compute_peak, fraction_of_memory_peak and bound compare each cell with"
+    " these limits. Other work on the machine can only have lowered them."
 )
 STEPS = (
-    "Times of the calls by their counts; the ends of their intervals add up, and their ratios are"
-    " weighed by these times. Unknown where a call has no time."
+    "Times of the calls multiplied by their counts. The ends of their intervals add up; ratios are"
+    " weighted by these times. Unknown where a call has no time."
 )
 CI = {"speed": "95 % CI", "ratio": "95 % CI"}
 PACKED = "The same tokens; ratios are of rounds that both were timed in. Below 1 packing is faster."
@@ -94,10 +94,10 @@ SUMMARY: dict[str, tuple[str, tuple[str, ...], Callable[[Row], doc.Cell]]] = {
     "speed": ("speed vs {baseline}", ("speedup", "speedup_reason"), _speed),
     "behind": ("vs fastest", ("behind",),
                lambda row: doc.Value(_value(row, "behind", "ratio").number, "ratio")),
-    "rate": ("useful rate", ("tflops",), lambda row: _value(row, "tflops", "tflops")),
+    "rate": ("useful FLOP/s", ("tflops",), lambda row: _value(row, "tflops", "tflops")),
     "workspace": ("workspace", ("memory_workspace_bytes",),
                   lambda row: _value(row, "memory_workspace_bytes", "bytes")),
-    "cache": ("cache holds", ("cache_bytes",), lambda row: _value(row, "cache_bytes", "bytes")),
+    "cache": ("cache size", ("cache_bytes",), lambda row: _value(row, "cache_bytes", "bytes")),
     "error": ("error / allowed", ("error_ratio",),
               lambda row: _value(row, "error_ratio", "number")),
     "approx": ("off exact, local", ("approx_error", "approx_error_local"),
@@ -152,7 +152,9 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> d
         ),
         about=[*highlights(run, frame, costs), " · ".join(head(run, frame))],
         sections=sections,
-        commands=[*(decisive(found[0], where) if found else ()),
+        commands=[*((name, command) for name, of in (("narrow", doubt), ("keep", fresh))
+                    for command in of(run, frame)[1:] if command),
+                  *(decisive(found[0], where) if found else ()),
                   ("records", str(run.path / "records.jsonl")),
                   ("report", f"attnbench report {where}")],
     )  # fmt: skip
@@ -225,7 +227,7 @@ def _results(frame: pd.DataFrame, where: str) -> Iterator[doc.Part]:
     shown = _largest(frame)
     if shown.empty:
         return
-    bold = "Bold: the fastest of a case, and what is not told apart from it."
+    bold = "Bold: the fastest of a case, and all that cannot be told apart from it."
     yield from results_table(shown, label_axes(frame), most=SHOWN, bold_means=bold)
     odd = shown[shown["speedup_reason"].notna() & (shown["impl"] != shown["baseline"])]
     notes: list[doc.Words] = [
@@ -233,7 +235,7 @@ def _results(frame: pd.DataFrame, where: str) -> Iterator[doc.Part]:
         for row in odd[odd["speedup"].notna()].head(3).to_dict("records")
     ]
     if left_out := int((frame["status"] == "ok").sum()) - len(shown):
-        notes.append(f"the largest sizes; {left_out} more rows: attnbench export {where}")
+        notes.append(f"Only the largest n; {left_out} more rows: attnbench export {where}")
     yield doc.Text(notes, quiet=True)
 
 
@@ -330,28 +332,30 @@ def failures(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
 
 
 def _suspects(frame: pd.DataFrame) -> Iterator[doc.Part]:
-    """Those that cannot be right, marked !, and those whose error has no bound, marked ?."""
+    """Those that cannot be right, marked !, and those whose error has no bound, marked ?.
+
+    The latter share the notes of the first of their kind, so that they are listed together.
+    """
     names, doubtful = label_axes(frame), frame["suspect"].notna() | frame["unsteady"].notna()
-    for row in frame[doubtful].head(MOST_SUSPECTS).to_dict("records"):
+    kinds: dict[str, str] = {}
+    for row in frame[doubtful].to_dict("records"):
         subject = f"{row['impl']} {label(row, names[row['workload']])}"
-        known = not units.is_unknown(row["suspect"])
-        verdict, reason = ("suspect", row["suspect"]) if known else ("unsteady", row["notes"])
+        verdict, reason = "suspect", row["suspect"]
+        if units.is_unknown(reason):
+            reason = f"{row['unsteady']}, for example: {row['notes']}"
+            verdict, reason = "unsteady", kinds.setdefault(row["unsteady"], reason)
         yield doc.Finding(sign="open", verdict=verdict, subject=subject, reason=reason)
 
 
 def _spent(run: Run) -> Iterator[doc.Part]:
     """Stages of the run with their share of the wall time, the longest first."""
     stages = sorted(table.spent(run), key=lambda item: -item[1])
-    total = sum(seconds for _, seconds in stages)
-    if total:
-        words = [f"{name} {{{i}}} ({{{i}_share}})" for i, (name, _) in enumerate(stages)]
-        known = {"wall": doc.Value(total, "s")}
-        for i, (_, spent_s) in enumerate(stages):
-            known |= {
-                f"{i}": doc.Value(spent_s, "s"),
-                f"{i}_share": doc.Value(spent_s / total, "share"),
-            }
-        yield doc.Text([doc.sentence("{wall}: " + ", ".join(words), **known)])
+    if total := sum(seconds for _, seconds in stages):
+        yield doc.Table(
+            columns={"stage": "stage", "time": "time", "share": "share"}, sums=True,
+            rows=[(name, doc.Value(spent_s, "s"), doc.Value(spent_s / total, "share"))
+                  for name, spent_s in (*stages, ("all", total))],
+        )  # fmt: skip
 
 
 def _limits(run: Run) -> Iterator[doc.Part]:

@@ -21,9 +21,9 @@ ENDS: dict[ExitCode, tuple[doc.Sign, str]] = {
 HOLD = {"holds": "hold"}  # of several
 MOST = 400  # rows of a table
 MEASURED = (
-    "Measured: the exponent of the times (of several series their median and range); for counts and"
-    " workspace the ratio to the prediction that is furthest from 1; for a model of several terms"
-    " its error at the largest n, which it did not see."
+    "Measured is the exponent of the times; of several series the median and the range. Of counts"
+    " and workspace it is the ratio to the prediction, the one furthest from 1. Of a model of"
+    " several terms it is the error at the largest n, which is not fitted."
 )
 SUMMARY = {
     "series": "series", "question": "question", "law": "law", "measured": "measured",
@@ -31,7 +31,7 @@ SUMMARY = {
 }  # fmt: skip
 COLUMNS = {
     "subject": "series", "question": "question", "law": "law", "measured": "measured",
-    "top": "top octave", "verdict": "verdict",
+    "top": "last doubling", "verdict": "verdict",
     **dict.fromkeys(("impl", "workload", "quantity", "axis"), ""),
 }  # fmt: skip
 _Row = tuple[LawFinding, doc.Value, Uncertain | None]

@@ -64,7 +64,7 @@ def grid(
             widths[name], free = widths[name] - less, free + less
     free = max(free, 0)
     found = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, caption_justify="left")
-    found.caption = f"too narrow for: {'; '.join(left_out)}" if left_out else None
+    found.caption = f"columns left out: {'; '.join(left_out)}" if left_out else None
     by_need = sorted(widths, key=lambda name: full[name] - widths[name])
     for number, name in enumerate(by_need):  # those that need little get it, the others share
         more = min(full[name] - widths[name], free // (len(by_need) - number))
