@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,8 @@ from attnbench.errors import StoreError, UsageError
 from attnbench.machine.host import same_machine
 from attnbench.planning.advice import by_share
 from attnbench.planning.forecast import Forecast
-from attnbench.planning.plan import Job, Plan
+from attnbench.planning.plan import Job, Plan, jobs_of
+from attnbench.schema.record import Cell, Record
 from attnbench.store.folder import SWEEP, RunFolder
 from attnbench.store.runs import load_info, load_run
 from attnbench.theory.choices import DEFAULT
@@ -36,19 +37,18 @@ def counts_of(steps: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
 
 
 def stored(plan: Plan, environment: Mapping[str, Any], request: SweepRequest) -> Path | None:
-    """The latest run of this machine in which every case has the default and another one timed."""
-    every = Counter(cell.case.case_id for cells in plan.passes for cell in cells)
-    asked = [case_id for case_id, count in every.items() if count > 1]
+    """The latest run of this machine that tried all that is asked of every call; None of files."""
+    counts = Counter(cell.case.case_id for cell in plan.cells)
+    asked = {cell.key for cell in plan.cells if counts[cell.case.case_id] > 1}
     for folder in reversed(RunFolder.all_in(SWEEP, request.output)):
         with contextlib.suppress(StoreError):  # a damaged one is not what was asked about
-            if not same_machine(load_info(folder.path).get("environment") or {}, environment):
-                continue
-            timed: dict[str, set[str]] = {}
-            for record in load_run(folder.path).records:
-                if record.samples:
-                    timed.setdefault(record.cell.case.case_id, set()).add(record.cell.impl)
-            if all(DEFAULT in (found := timed.get(i, set())) and len(found) > 1 for i in asked):
-                return folder.path
+            alike = same_machine(load_info(folder.path).get("environment") or {}, environment)
+            if alike and not request.settings.files:
+                known = {r.cell.key: r for r in load_run(folder.path).records}
+                timed = {key for key, record in known.items() if record.samples}
+                cases = {case_id for case_id, _ in asked}
+                if asked <= known.keys() and all((i, DEFAULT) in timed for i in cases):
+                    return folder.path
     return None
 
 
@@ -58,7 +58,12 @@ def check_budget(plan: Plan, forecast: Forecast, spent_s: float) -> None:
     Raises:
         UsageError: with the least budget that works.
     """
-    groups = [replace(job, groups=(group,)) for job in plan.jobs for group in job.groups]
+    groups = [
+        replace(job, groups=(group,))
+        for job in plan.jobs
+        for group in job.groups
+        if max(len(impls) for _, impls in group) > 1
+    ]
     least_s = min((forecast.seconds(job.cells()) for job in groups), default=0.0)
     least_s += spent_s + _START_S
     if forecast.limit_s is not None and least_s > forecast.limit_s:
@@ -70,15 +75,27 @@ def check_budget(plan: Plan, forecast: Forecast, spent_s: float) -> None:
 
 def racing(
     jobs: Iterable[Job], runner: Executor, forecast: Forecast, left_s: Callable[[], float],
-    counts: Mapping[str, int], declined: dict[str, float],
+    counts: Mapping[str, int], declined: dict[str, float], seen: Sequence[Record],
 ) -> Iterator[Job]:  # fmt: skip
     """The jobs of `by_share`; while one runs, the settings have how long it may race.
 
-    Cases that do not fit are `declined`, by their ids, with the seconds that they would take.
+    Cases that do not fit are `declined`, by their ids, with the seconds that they would take. Where
+    the default lost, by the records `seen`, it meets who beat it in a fresh process once more: two
+    of the same code differ by a few percent, which no number of rounds within one shows.
     """
-    for job, seconds in by_share(jobs, forecast, lambda: left_s() - _START_S, counts):
-        if seconds < 0:
-            declined |= {case.case_id: round(_START_S - seconds, 3) for case, _ in job.cases}
-            continue
-        runner.settings = replace(runner.settings, race_s=seconds, max_time_s=seconds)
-        yield job
+    for process in (0, 1):
+        own = jobs if process == 0 else list(jobs_of(_to_confirm(seen)))
+        for job, seconds in by_share(own, forecast, lambda: left_s() - _START_S, counts):
+            if seconds > 0:
+                runner.settings = replace(runner.settings, race_s=seconds, max_time_s=seconds)
+                yield replace(job, process=process)
+            elif process == 0:
+                declined |= {case.case_id: round(_START_S - seconds, 3) for case, _ in job.cases}
+
+
+def _to_confirm(seen: Sequence[Record]) -> Iterator[Cell]:
+    """The default of each case that it lost, and who did not lose there."""
+    lost = {r.cell.key for r in seen if r.metrics.get("lost_to")}
+    for case in {r.cell.case for r in seen if r.cell.impl == DEFAULT and r.cell.key in lost}:
+        own = [r.cell for r in seen if r.cell.case == case and r.status == "ok"]
+        yield from (c for c in own if c.impl == DEFAULT or c.key not in lost)

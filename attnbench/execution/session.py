@@ -23,7 +23,7 @@ from attnbench.execution.events import Events, Planned, Starting, Warned
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import Executor, LocalRunner
 from attnbench.machine.host import same_machine
-from attnbench.planning.advice import TIMING
+from attnbench.planning.advice import ROUNDS, TIMING
 from attnbench.planning.forecast import Forecast, balanced
 from attnbench.planning.plan import (
     Axes,
@@ -135,6 +135,8 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
             info["baseline"] = request.baseline
         if steps:
             info["steps"] = steps
+        if request.left_out:
+            info["left_out"] = request.left_out
         if request.shard is not None:
             info["shard"] = merging.shard_of(whole, *request.shard)
         with new_run(request.output, request.name, info) as folder:
@@ -314,7 +316,7 @@ def _forecast(
     """What is known of how long cells take on a machine like this, from runs in the same folder."""
     race = runner.settings.race_s is not None
     timing = TIMING if race else (runner.settings.min_time_s, runner.settings.max_time_s)
-    forecast = Forecast(timing, limit_s=limit_s)
+    forecast = Forecast(timing, limit_s=limit_s, rounds=ROUNDS if race else None)
     forecast.needs, forecast.free = runner.needs([c for job in plan.jobs for c in job.cells()])
     alike = list[Path]()
     for folder in RunFolder.all_in(SWEEP, output):
@@ -347,6 +349,7 @@ def _measure(
     spent: Any = Counter(machines.info.get("spent"))
     failed: set[tuple[str, str]] = set()
     declined: dict[str, float] = {}
+    seen: list[Record] = []
 
     limit_s = None if forecast is None else forecast.limit_s
 
@@ -358,9 +361,9 @@ def _measure(
                 if counts is None:
                     own = balanced(own, forecast, left_s)
                 else:
-                    own = advising.racing(own, runner, forecast, left_s, counts, declined)
+                    own = advising.racing(own, runner, forecast, left_s, counts, declined, seen)
             for job in own:
-                yield replace(job, process=process)
+                yield replace(job, process=max(process, job.process))
 
     for event in runner.run(jobs()):
         if not isinstance(event, Record):
@@ -370,6 +373,7 @@ def _measure(
         key = machines.key(own, runner.environments[own]) if own else ""
         record = replace(event, environment=key)
         folder.append(record.to_line())
+        seen.append(record)
         yield record
         if forecast is not None:
             forecast.learn(record)

@@ -11,6 +11,7 @@ from attnbench.schema.axes import AXES
 from attnbench.schema.case import parse_position
 from attnbench.theory.choices import DEFAULT, WORDS
 
+ROUNDS = 8  # of a race, before anything is decided
 TIMING = (0.05, 1e9)  # seconds of samples of a cell, as a forecast has them: as many calls as usual
 _COMPILE_S = 20.0
 _COMPILING = 0.25  # of the budget that compiling may take

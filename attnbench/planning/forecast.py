@@ -38,19 +38,23 @@ class Forecast:
     nearest like it took: of its implementation, its workload, or any.
     `timing` are the least and the most seconds of samples that were asked for. `needs` are the
     bytes that cells need at least, by their keys, of which `free` are free; None if unknown.
-    `limit_s` is what all may take, if that is limited.
+    `limit_s` is what all may take, if that is limited. `rounds` are those that a race will take at
+    least: what was sampled beyond them is not learned.
     """
 
     timing: tuple[float, float]
     needs: dict[tuple[str, str], int | None] = field(default_factory=dict)
     free: int | None = None
     limit_s: float | None = None
+    rounds: int | None = None
     learned: int = 0  # cells
     _known: dict[object, tuple[float, float]] = field(default_factory=dict)
 
     def learn(self, record: Record, timing: tuple[float, float] | None = None) -> None:
         """Take in what a cell took; `timing` is that of its run, where it is another."""
-        took_s = sum(record.spent_s.values())
+        took_s, count = sum(record.spent_s.values()), len(record.samples)
+        if self.rounds and count > self.rounds:
+            took_s -= record.spent_s.get("samples", 0.0) * (1 - self.rounds / count)
         if record.status == "ok" and took_s:
             self.learned += 1
             by_sizes_s = cell_s(record.cell.case, timing or self.timing)
