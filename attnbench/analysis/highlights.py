@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from attnbench.analysis.axes import AXES, label, slices
-from attnbench.analysis.leads import against, hardest_case, leads
+from attnbench.analysis.leads import against, hardest_case, leads, number_of
 from attnbench.analysis.notes import doubt_sentence, fresh_sentence, suspect_sentence
 from attnbench.analysis.table import WORST_FIRST, time_ratio
 from attnbench.base import units
@@ -24,6 +24,7 @@ def highlights(run: Run, frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
     """
     sentences = [*leads(run, frame), run.unfinished, models_sentence(frame)]
     sentences += [workspace_sentence(rows) for _, rows in slices(frame, ["workload"])]
+    sentences += [share_sentence(rows) for _, rows in slices(frame, ["workload"])]
     sentences += [cache_sentence(run, rows) for _, rows in slices(frame, SLICE)]
     sentences += [*retained_sentences(frame), *math_sentences(frame)]
     sentences.append(fresh_sentence(run, frame))
@@ -76,6 +77,24 @@ def workspace_sentence(rows: pd.DataFrame) -> str:
     return (
         f"{where}: the least workspace is that of {', '.join(least)}, {sizes[0]};"
         f" {baseline} needs {sizes[1]}."
+    )
+
+
+def share_sentence(rows: pd.DataFrame) -> str:
+    """Which part of a layer's time its attention takes: of the fastest, and of the baseline."""
+    known = hardest_case(rows)
+    known = known[known["core_share"].notna()]
+    base = known[known["impl"] == known["baseline"]]
+    parts = []
+    for _, row in pd.concat([known.iloc[:1], base]).drop_duplicates("impl").iterrows():
+        value, low, high = (100 * float(end) for end in number_of(row, "core_share") if end)
+        parts.append(f"{value:.0f} % [{low:.0f}–{high:.0f}] with {row['impl']}")
+    if not parts:
+        return ""
+    where = label(known.iloc[0], ["workload", "pass", "dtype", "mask", "seq_len"])
+    return (
+        f"{where}: of the layer's time attention takes {', '.join(parts)};"
+        " projections and positions take the rest."
     )
 
 

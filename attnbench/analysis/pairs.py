@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from msgspec import structs
 
 from attnbench.analysis.times import Interval, interval_us, time_us
 from attnbench.base import stats
@@ -84,6 +86,15 @@ def paired(above: CellTimes, below: CellTimes) -> tuple[float, Interval | None] 
         if within := stats.median_interval(found):
             return stats.median(found), (within[0] / margin, within[1] * margin)
     return None
+
+
+def core_share(record: Record) -> tuple[float, Interval | None] | None:
+    """Time of the attention alone / that of the layer around it, as `paired`; else None."""
+    timed = [s for s in record.kept if s.core_us]
+    if not timed:
+        return None
+    alone = tuple(structs.replace(s, time_us=s.core_us, cpu_us=None) for s in timed)
+    return paired(cell_times(replace(record, samples=alone)), cell_times(record))
 
 
 def decided(low: float | None, high: float | None) -> int:

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch.nn.functional import linear
 
-from attnbench.api import Estimate, Implementation
+from attnbench.api import AttentionCall, Estimate, Implementation
 from attnbench.schema.case import Case
 from attnbench.schema.position import for_core
 from attnbench.theory import costs
@@ -55,14 +55,14 @@ def core_case(case: Case) -> Case:
     )
 
 
-def layer_call(case: Case, impl: Implementation) -> Callable[..., torch.Tensor]:
+def layer_call(case: Case, core: AttentionCall) -> Callable[..., torch.Tensor]:
     """What is timed: projections, position encoding, core, heads merged, output projection.
 
     It takes x_BLE, and of each set of weights those of the projection and wo; (B, L, E) it returns.
     """
     project, added_LE = projection_of(case).heads(computed(case)), addition(case, case.seq_len)
     turning = replace(core_case(case), position=case.position)
-    core = with_position(impl.build(core_case(case)), turning)
+    core = with_position(core, turning)
     count = len(weights_of(case))
 
     def layer(x_BLE: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -137,7 +137,25 @@ class _Layer(Workload):
                 found |= _named(case, names, [next(left) for _ in names])
             return found
 
-        return bind_pass(case.pass_, layer_call(case, impl), inputs, tensors.get("do"), named)
+        core = impl.build(core_case(case))
+        bound = bind_pass(case.pass_, layer_call(case, core), inputs, tensors.get("do"), named)
+        return replace(bound, core=core)
+
+    def core_inputs(self, case: Case, tensors: Tensors) -> Tensors:
+        """Those of the last layer, strides and all; each layer's take as long."""
+        found: Tensors = {}
+
+        def core(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            heads = zip("qkv", (q, k, v), strict=True)
+            found.update((n, x.detach().requires_grad_(case.needs_grad)) for n, x in heads)
+            return q.new_zeros(*q.shape[:3], v.shape[-1])
+
+        *inputs, wo = (x for name, x in tensors.items() if name != "do")
+        with torch.no_grad():
+            layer_call(case, core)(*inputs, wo)
+            if case.needs_grad:
+                found["do"] = by_head(tensors["do"] @ wo, case.value_dim)
+        return found
 
     def plain(
         self, case: Case, tensors: Tensors, *, terms: bool, core: Core = plain_attention
