@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attnbench.analysis import notes
-from attnbench.analysis.pairs import core_share
+from attnbench.analysis.pairs import cell_times, core_times, ratio_of
 from attnbench.api import IMPLEMENTATIONS, attention, attention_builder, building_mask
 from attnbench.base.sample import Batch
 from attnbench.measure.clock import clock_for
@@ -168,9 +168,9 @@ def test_the_part_of_a_layer_that_is_its_core_is_timed_on_what_the_layer_gives_i
     case = replace(CASE, workload="layer", dtype="bfloat16", **of)
     record = measured(case, slow=slow, right=right)["slow"]
     assert len(seen) == 1
-    share = core_share(record)
-    assert share is not None
-    assert pass_ == "backward" or share[0] > 0.5
+    alone = core_times(record)
+    assert alone is not None
+    assert pass_ == "backward" or ratio_of(alone, cell_times(record))[0] > 0.5
     assert all(s.core_us is None for s in measured(CASE, plain=right)["plain"].samples)
 
 

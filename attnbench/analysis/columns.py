@@ -69,12 +69,6 @@ class TableRow:
         return (self.times and self.times.interval_us) or (None, None)
 
     @cached_property
-    def core_share(self) -> tuple[float | None, tuple[float | None, float | None]]:
-        """The part of a layer's time that its attention takes, and its interval."""
-        value, interval = pairs.core_share(self.record) or (None, None)
-        return value, interval or (None, None)
-
-    @cached_property
     def suspect(self) -> str | None:
         """Why the time cannot be right, or None."""
         return times.suspect(self.record, self.environment, self.time_us)
@@ -194,9 +188,6 @@ _OF_ROW: dict[str, Callable[[TableRow], Any]] = {
     "created": lambda row: row.run.info.get("created"),
     "family": lambda row: row.implementation.get("family"),
     "count": _count,
-    "core_share": lambda row: row.core_share[0],
-    "core_share_low": lambda row: row.core_share[1][0],
-    "core_share_high": lambda row: row.core_share[1][1],
 }
 _SOURCES: dict[str, Callable[[TableRow], Mapping[str, Any]]] = {
     "case": lambda row: row.case,

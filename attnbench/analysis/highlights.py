@@ -82,20 +82,15 @@ def workspace_sentence(rows: pd.DataFrame) -> str:
 
 def share_sentence(rows: pd.DataFrame) -> str:
     """Which part of a layer's time its attention takes: of the fastest, and of the baseline."""
-    known = hardest_case(rows)
-    known = known[known["core_share"].notna()]
-    base = known[known["impl"] == known["baseline"]]
-    parts = []
-    for _, row in pd.concat([known.iloc[:1], base]).drop_duplicates("impl").iterrows():
-        value, low, high = (100 * float(end) for end in number_of(row, "core_share") if end)
-        parts.append(f"{value:.0f} % [{low:.0f}–{high:.0f}] with {row['impl']}")
-    if not parts:
-        return ""
-    where = label(known.iloc[0], ["workload", "pass", "dtype", "mask", "seq_len"])
-    return (
-        f"{where}: of the layer's time attention takes {', '.join(parts)};"
-        " projections and positions take the rest."
-    )
+    case, parts = hardest_case(rows), list[str]()
+    first, base = case.index[:1], case.index[case["impl"] == case["baseline"]]
+    for _, row in case.loc[first.union(base, sort=False)].iterrows():
+        if (share := number_of(row, "core_share"))[1]:
+            value, *ends = (f"{100 * (end or 0):.0f}" for end in share)
+            parts.append(f"{value} % [{'–'.join(ends)}] with {row['impl']}")
+    where = label(case.iloc[0], ["workload", "pass", "dtype", "mask", "seq_len"]) if parts else ""
+    takes = f"{where}: of the layer's time attention takes {', '.join(parts)}"
+    return f"{takes}; projections and positions take the rest." if parts else ""
 
 
 def cache_sentence(run: Run, rows: pd.DataFrame) -> str:

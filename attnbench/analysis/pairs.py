@@ -42,6 +42,12 @@ def cell_times(record: Record) -> CellTimes:
     return CellTimes(reported_us, interval_us(record), rounds_us)
 
 
+def core_times(record: Record) -> CellTimes | None:
+    """As `cell_times`, of the attention alone in a layer; None where it was not timed."""
+    alone = [structs.replace(s, time_us=s.core_us, cpu_us=None) for s in record.kept if s.core_us]
+    return cell_times(replace(record, samples=(*alone,))) if alone else None
+
+
 def ratio(above: Record, below: Record) -> tuple[float, Interval | None]:
     """Time of `above` / that of `below`, with an interval of at least 95 %, or None.
 
@@ -86,15 +92,6 @@ def paired(above: CellTimes, below: CellTimes) -> tuple[float, Interval | None] 
         if within := stats.median_interval(found):
             return stats.median(found), (within[0] / margin, within[1] * margin)
     return None
-
-
-def core_share(record: Record) -> tuple[float, Interval | None] | None:
-    """Time of the attention alone / that of the layer around it, as `paired`; else None."""
-    timed = [s for s in record.kept if s.core_us]
-    if not timed:
-        return None
-    alone = tuple(structs.replace(s, time_us=s.core_us, cpu_us=None) for s in timed)
-    return paired(cell_times(replace(record, samples=alone)), cell_times(record))
 
 
 def decided(low: float | None, high: float | None) -> int:

@@ -32,7 +32,6 @@ from attnbench.worker.checking import Entry, Reporter, check_twice, measure_dist
 from attnbench.worker.inputs import Draw, Tensors
 from attnbench.worker.trial import Trial, classify
 from attnbench.worker.workloads import WORKLOADS
-from attnbench.worker.workloads.base import bind_pass
 
 CORE = " alone"  # behind a cell's key: its core without the layer
 RACE_WARM_S = 0.1  # in a race, whose rounds go on for long, they are not to wait for calm
@@ -136,8 +135,10 @@ def _measure_together(entries: list[Entry], instruments: Instruments, reporter: 
         targets[key] = Target(
             call=bound.call, grad=bound.grad, units=bound.units, last_call_s=trial.last_call_s
         )
-        if core := core_alone(trial, heads.setdefault(indices[key], {})):
-            targets[key + CORE] = Target(call=core, grad=bound.grad, part_of=targets[key])
+        with contextlib.suppress(RuntimeError, MemoryError):  # without the memory for it
+            if bound.core:
+                core = bound.core(heads.setdefault(indices[key], {}))
+                targets[key + CORE] = Target(call=core, grad=bound.grad, part_of=targets[key])
     marks = CounterMarks.now()
     over: list[str] = []
 
@@ -173,22 +174,6 @@ def _measure_together(entries: list[Entry], instruments: Instruments, reporter: 
         at(key, "energy")
         emit(key)
         settle()
-
-
-def core_alone(trial: Trial, heads: Tensors) -> Callable[[], Any] | None:
-    """What the trial's layer calls, by itself; None without a layer, or the memory for it.
-
-    `heads` are filled in where they are empty.
-    """
-    bound, case = trial.bound, trial.case
-    if bound is None or bound.core is None:
-        return None
-    with contextlib.suppress(RuntimeError, MemoryError):  # the layer's own time does without it
-        if not heads:
-            heads |= WORKLOADS.get(case.workload).core_inputs(case, trial.tensors)
-        q_k_v = heads["q"], heads["k"], heads["v"]
-        return bind_pass(case.pass_, bound.core, q_k_v, heads.get("do"), lambda _: {}).call
-    return None
 
 
 def with_core(record: Record, core: Target) -> Record:

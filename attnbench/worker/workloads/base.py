@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from attnbench.api import AttentionCall, Implementation
+from attnbench.api import Implementation
 from attnbench.base.registry import Registry
 from attnbench.schema.case import Case
 from attnbench.worker.inputs import Draw, Tensors
@@ -36,8 +36,8 @@ class Bound:
 
     `call()` is what is timed; `named(result)` names the tensors it returned; `refresh()` redoes
     what was prepared from the inputs (a graph, a cache) after they were overwritten in place.
-    `grad` says whether the call needs autograd; a call does `units` units of work (tokens). `core`
-    is what the implementation built, where `core_inputs` of the workload are timed with it.
+    `grad` says whether the call needs autograd; a call does `units` units of work (tokens). Of a
+    layer `core(heads)` gives the call of its attention alone, on `heads`, which it makes if empty.
     """
 
     call: Callable[[], Any]
@@ -45,7 +45,7 @@ class Bound:
     refresh: Callable[[], None] = lambda: None
     grad: bool
     units: int = 1
-    core: AttentionCall | None = None
+    core: Callable[[Tensors], Callable[[], Any]] | None = None
 
 
 class Workload(abc.ABC):
@@ -73,10 +73,6 @@ class Workload(abc.ABC):
     @abc.abstractmethod
     def bind(self, case: Case, impl: Implementation, tensors: Tensors) -> Bound:
         """Build the core, prepare what is not timed, return the callable."""
-
-    def core_inputs(self, case: Case, tensors: Tensors) -> Tensors:
-        """q, k and v as the core gets them, and `do` as it comes back; empty where not known."""
-        return {}
 
     @abc.abstractmethod
     def plain(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.functional import linear
@@ -82,6 +83,24 @@ def layer_call(case: Case, core: AttentionCall) -> Callable[..., torch.Tensor]:
     return call
 
 
+def _alone(case: Case, core: AttentionCall, tensors: Tensors, heads: Tensors) -> Callable[[], Any]:
+    """The core's own pass, on q, k, v and do with the strides that they have in the last layer."""
+
+    def given(*q_k_v: torch.Tensor) -> torch.Tensor:
+        own = (x.detach().requires_grad_(case.needs_grad) for x in q_k_v)
+        heads.update(zip("qkv", own, strict=True))
+        return q_k_v[0].new_zeros(*q_k_v[0].shape[:3], case.value_dim)
+
+    *inputs, wo = (x for name, x in tensors.items() if name != "do")
+    with torch.no_grad():
+        if not heads:
+            layer_call(case, given)(*inputs, wo)
+        if case.needs_grad:
+            heads.setdefault("do", by_head(tensors["do"] @ wo, case.value_dim))
+    q_k_v = heads["q"], heads["k"], heads["v"]
+    return bind_pass(case.pass_, core, q_k_v, heads.get("do"), lambda _: {}).call
+
+
 class _Layer(Workload):
     """x_BLE -> o_BLE: O(nd² + n²d)."""
 
@@ -139,23 +158,7 @@ class _Layer(Workload):
 
         core = impl.build(core_case(case))
         bound = bind_pass(case.pass_, layer_call(case, core), inputs, tensors.get("do"), named)
-        return replace(bound, core=core)
-
-    def core_inputs(self, case: Case, tensors: Tensors) -> Tensors:
-        """Those of the last layer, strides and all; each layer's take as long."""
-        found: Tensors = {}
-
-        def core(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            heads = zip("qkv", (q, k, v), strict=True)
-            found.update((n, x.detach().requires_grad_(case.needs_grad)) for n, x in heads)
-            return q.new_zeros(*q.shape[:3], v.shape[-1])
-
-        *inputs, wo = (x for name, x in tensors.items() if name != "do")
-        with torch.no_grad():
-            layer_call(case, core)(*inputs, wo)
-            if case.needs_grad:
-                found["do"] = by_head(tensors["do"] @ wo, case.value_dim)
-        return found
+        return replace(bound, core=partial(_alone, case, core, tensors))
 
     def plain(
         self, case: Case, tensors: Tensors, *, terms: bool, core: Core = plain_attention
