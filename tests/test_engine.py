@@ -112,6 +112,29 @@ def codes(target: Target) -> list[str | None]:
 # Rounds, and when they end.
 
 
+@pytest.mark.parametrize("fails_at", [None, WARM - 1, WARM + 4])
+def test_a_part_is_timed_in_the_rounds_of_its_whole_and_changes_none_of_its_times(
+    machine, fails_at
+):
+    calls, left = itertools.count(), list[str]()
+
+    def call() -> float:
+        if next(calls) == fails_at:
+            raise ValueError
+        return 2000.0
+
+    whole = Target(call=call)
+    part = Target(call=lambda: 250.0, part_of=whole)
+    race = Race(limit_s=0.0, began=0.0) if fails_at is None else None
+    both = {"a": whole, "a alone": part}
+    machine.measure(both, RULE, finished=left.append, race=race)
+    assert left == ["a alone", "a"]
+    assert set(whole.times_us) <= {2000.0}
+    assert abs(len(part.samples) - len(whole.samples)) <= (fails_at is not None)
+    assert part.spent_s <= whole.spent_s + 0.002
+    assert (whole.error is None, part.error) == (fails_at is None, None)
+
+
 def test_every_round_takes_one_sample_of_each_target_in_random_order(machine):
     both = machine.run({"a": 2000.0, "b": 4000.0}, RULE)
     shared = min(len(target.samples) for target in both.values())

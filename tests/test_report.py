@@ -3,11 +3,13 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
+from msgspec import structs
 from rich.console import Console
 
 from attnbench.base import units
@@ -282,8 +284,14 @@ def test_what_is_held_and_why_sdpa_took_math_stands_on_the_screen(tmp_path):
     for cache, held in (("static", 2**19), ("int8", 2**17)):
         case = Case(workload="decode", width=256, mask=parse_mask("causal"), cache=cache)
         records.append(synthetic.ok(case, "naive", cache_bytes=held))
+    for impl, part in (("naive", 0.75), ("sdpa", 0.5)):
+        layer = synthetic.ok(Case(workload="layer", width=256, projection="fused"), impl)
+        core = [structs.replace(s, core_us=part * s.time_us) for s in layer.samples]
+        records.append(replace(layer, samples=(*core,)))
     run = load_run(synthetic.write_run(tmp_path, "run", records))
     text = rendered(sweep.document(run), "markdown")
+    share = r"attention takes 50 % .*49–52.* with sdpa, 75 % .*73–77.* with naive; projections"
+    assert re.search(share, text)
     grows = "grows holds memory after its first call, more at each n: 256.0 KiB at n=256, 1.0 MiB"
     assert grows in text
     assert "constant holds" not in text

@@ -5,19 +5,21 @@ import math
 import mmap
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from attnbench.analysis import notes
+from attnbench.analysis.pairs import cell_times, core_times, ratio_of
 from attnbench.api import IMPLEMENTATIONS, attention, attention_builder, building_mask
 from attnbench.base.sample import Batch
 from attnbench.measure.clock import clock_for
 from attnbench.measure.engine import Measurement
 from attnbench.measure.sampling import StoppingRule
 from attnbench.measure.watch import Watch
-from attnbench.schema.case import Case
+from attnbench.schema.case import Case, parse_position
 from attnbench.schema.record import Record
 from attnbench.worker import measuring, trial
 from attnbench.worker.checking import Entry
@@ -145,6 +147,31 @@ def test_gradients_are_checked_and_held_outputs_counted(measured, pass_):
     assert record.metrics["memory_outputs_bytes"] == outputs * 2 * 24 * 8 * 4
     # The graph that a backward pass starts from is prepared memory: the weights at least.
     assert (record.metrics["memory_prepared_bytes"] > 2 * 24 * 24 * 4) == (pass_ == "backward")
+
+
+@pytest.mark.parametrize("pass_", ["forward", "backward", "both"])
+def test_the_part_of_a_layer_that_is_its_core_is_timed_on_what_the_layer_gives_it(measured, pass_):
+    seen = set()
+
+    def slow(case: Case):
+        def call(q, k, v):
+            seen.add((q.stride(), k.stride(), v.stride(), q.requires_grad))
+            end = time.perf_counter() + 0.003
+            while time.perf_counter() < end:
+                pass
+            return exact(q, k, v, causal=False, scale=case.softmax_scale)
+
+        return call
+
+    rope = parse_position("rope")
+    of: dict[str, Any] = {"pass_": pass_, "projection": "fused", "position": rope, "layers": 2}
+    case = replace(CASE, workload="layer", dtype="bfloat16", **of)
+    record = measured(case, slow=slow, right=right)["slow"]
+    assert len(seen) == 1
+    alone = core_times(record)
+    assert alone is not None
+    assert pass_ == "backward" or ratio_of(alone, cell_times(record))[0] > 0.5
+    assert all(s.core_us is None for s in measured(CASE, plain=right)["plain"].samples)
 
 
 def stale(case):

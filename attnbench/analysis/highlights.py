@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from attnbench.analysis.axes import AXES, label, slices
-from attnbench.analysis.leads import against, hardest_case, leads
+from attnbench.analysis.leads import against, hardest_case, leads, number_of
 from attnbench.analysis.notes import doubt, fresh, suspect_sentence
 from attnbench.analysis.table import WORST_FIRST, time_ratio
 from attnbench.base import units
@@ -24,6 +24,7 @@ def highlights(run: Run, frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
     """
     sentences = [*leads(run, frame), run.unfinished, models_sentence(frame)]
     sentences += [workspace_sentence(rows) for _, rows in slices(frame, ["workload"])]
+    sentences += [share_sentence(rows) for _, rows in slices(frame, ["workload"])]
     sentences += [cache_sentence(run, rows) for _, rows in slices(frame, SLICE)]
     sentences += [*retained_sentences(frame), *math_sentences(frame)]
     sentences += [fresh(run, frame)[0], rope_sentence(costs)]
@@ -77,6 +78,19 @@ def workspace_sentence(rows: pd.DataFrame) -> str:
         f"{where}: the least workspace is {sizes[0]} ({', '.join(least)}); {baseline} needs"
         f" {sizes[1]}."
     )
+
+
+def share_sentence(rows: pd.DataFrame) -> str:
+    """Which part of a layer's time its attention takes: of the fastest, and of the baseline."""
+    case, parts = hardest_case(rows), list[str]()
+    first, base = case.index[:1], case.index[case["impl"] == case["baseline"]]
+    for _, row in case.loc[first.union(base, sort=False)].iterrows():
+        if (share := number_of(row, "core_share"))[1]:
+            value, *ends = (f"{100 * (end or 0):.0f}" for end in share)
+            parts.append(f"{value} % [{'–'.join(ends)}] with {row['impl']}")
+    where = label(case.iloc[0], ["workload", "pass", "dtype", "mask", "seq_len"]) if parts else ""
+    takes = f"{where}: of the layer's time attention takes {', '.join(parts)}"
+    return f"{takes}; projections and positions take the rest." if parts else ""
 
 
 def cache_sentence(run: Run, rows: pd.DataFrame) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from msgspec import structs
 
 from attnbench.analysis.times import Interval, interval_us, time_us
 from attnbench.base import stats
@@ -38,6 +40,12 @@ def cell_times(record: Record) -> CellTimes:
     of = dict(zip(processes, groups, strict=True))
     rounds_us = {(of[s.process], s.process, s.round): s.own_us for s in record.kept}
     return CellTimes(reported_us, interval_us(record), rounds_us)
+
+
+def core_times(record: Record) -> CellTimes | None:
+    """As `cell_times`, of the attention alone in a layer; None where it was not timed."""
+    alone = [structs.replace(s, time_us=s.core_us, cpu_us=None) for s in record.kept if s.core_us]
+    return cell_times(replace(record, samples=(*alone,))) if alone else None
 
 
 def ratio(above: Record, below: Record) -> tuple[float, Interval | None]:

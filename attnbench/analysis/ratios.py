@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from attnbench.analysis.columns import TableRow
-from attnbench.analysis.pairs import CellTimes, paired, unpaired
+from attnbench.analysis.pairs import CellTimes, core_times, paired, unpaired
 from attnbench.base import units
 from attnbench.base.registry import require
 from attnbench.store.runs import Run
@@ -32,8 +32,9 @@ def set_ratios(rows: Sequence[TableRow], baseline: str) -> list[TableRow]:
     """Fill in the `ratios` of each row; return the rows best first within case and device model.
 
     `speedup` is the baseline's time / that of the row, `behind` the row's time / that of the first
-    row whose time can be right. Rows are in the order of `speedup` where all that have a time have
-    one, else of their times; those without a time come last.
+    row whose time can be right, `core_share` the time of a layer's attention / the row's. Rows are
+    in the order of `speedup` where all that have a time have one, else of their times; those
+    without a time come last.
     """
     cases: dict[tuple[str, Any], list[TableRow]] = {}
     for row in rows:
@@ -49,6 +50,8 @@ def set_ratios(rows: Sequence[TableRow], baseline: str) -> list[TableRow]:
         timed.sort(key=lambda r: -r.ratios["speedup"] if by_speedup else r.time_us or 0.0)
         leader = next((row for row in timed if not row.suspect), None)
         for row in timed:
+            if row.times and (alone := core_times(row.record)):
+                row.ratios |= _ratio("core_share", alone, row.times)[0]
             if leader and leader.times and row.times:
                 row.ratios |= _ratio("behind", row.times, leader.times)[0]
         found += [*timed, *(row for row in own if not row.times)]

@@ -77,6 +77,7 @@ class Sample(Batch, frozen=True, kw_only=True, array_like=True, gc=False):
     `process` numbers the fresh processes of a cell. `discarded` says why the sample does not count,
     and `discard_code` is that as a value; None for the others. It is kept, not dropped. One that
     counts for want of better ones says in `kept_despite` what it would have been discarded for.
+    `core_us` is the time of the attention alone in the same round, where a layer was timed.
     """
 
     round: Count
@@ -88,3 +89,4 @@ class Sample(Batch, frozen=True, kw_only=True, array_like=True, gc=False):
     discard_code: DiscardCode | None = None
     probe_us: float | None = None
     kept_despite: DiscardCode | None = None
+    core_us: Time | None = None

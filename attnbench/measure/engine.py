@@ -76,7 +76,7 @@ class Measurement:
         """Measure; the seed is that of the order within the rounds."""
         order = random.Random(seed)
         self.running = dict(self.targets)
-        for name in list(self.running):
+        for name in self.targets:
             self._attempt(name, "warm-up", partial(warm_up, clock=self.clock, rule=self.rule))
         # The least time asked for is divided into windows of samples, on a host: the longer, the
         # likelier that bursts of other work leave one alone. What is asked for and what warming
@@ -93,8 +93,9 @@ class Measurement:
             order.shuffle(names)
             with collector_off():
                 self._round(number, names)
-            decided = self.race.leaving(self.running, self.rule.min_samples) if self.race else {}
-            for name in [name for name in names if name in self.running]:
+            whole = {name: of for name, of in self.running.items() if of.part_of is None}
+            decided = self.race.leaving(whole, self.rule.min_samples) if self.race else {}
+            for name in whole:
                 self.running[name].decided = decided.get(name)
                 if name in decided or self._done(self.running[name]):
                     self._leave(name)
@@ -139,6 +140,8 @@ class Measurement:
             self.targets[name].readings.append(reading)
 
     def _attempt(self, name: str, stage: str, step: Callable[[Target], None]) -> None:
+        if name not in self.running:  # the whole, and so its part, has left in this round
+            return
         self.before_sample(name, stage)
         target = self.running[name]
         try:
@@ -271,6 +274,8 @@ class Measurement:
         target = self.running.pop(name)
         self.clock.release(target.call)
         target.call = lambda: None  # what the callable holds on to is free for the others
+        for part in [part for part, of in self.running.items() if of.part_of is target]:
+            self._leave(part)
         self.finished(name)
 
 

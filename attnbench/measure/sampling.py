@@ -48,12 +48,14 @@ class Target:
     core's speed, as in `probes_us`.
     `allocates`: a sample of it had to ask the driver for memory, which others have taken since.
     `decided` says how it left a `race`: who is faster, and how many times, or itself and 1.
+    One that is `part_of` another is timed in the same rounds, as often, and for as long.
     """
 
     call: Callable[[], Any]
     grad: bool = False
     units: int = 1
     last_call_s: float = 0.0
+    part_of: Target | None = None
     calls: int = 1
     each_us: float = 0.0
     wall_us: float = 0.0
@@ -97,6 +99,8 @@ class Target:
     @property
     def batches(self) -> int:
         """Batches in a sample: other work only ever adds to a host's times, unlike to a GPU's."""
+        if self.part_of is not None:
+            return self.part_of.batches
         if not self.wall_us:
             return 1
         return max(1, min(MOST_BATCHES, round(self.sample_us / self.planned_us)))
@@ -282,6 +286,13 @@ def warm_up(target: Target, *, clock: Clock, rule: StoppingRule) -> None:
     Raises:
         UnmeasurableError: the clock sees no time pass in 2^20 calls.
     """
+    if whole := target.part_of:  # which has warmed all that the part runs
+        target.call()
+        target.each_us = target.wall_us = max(clock.batch(target.call, 1).own_us, 0.001)
+        # As many calls as of the whole cost no more than the part's share of its time.
+        least = math.ceil(MIN_BATCH_US / whole.batches / target.each_us)
+        target.calls = max(whole.calls, min(least, MOST_CALLS))
+        return
     least_us = MIN_TICKS * clock.resolution_us
     if clock.l2 == "warm":  # cold calls are timed one by one, each behind a flush of milliseconds
         least_us = max(MIN_BATCH_US, least_us)

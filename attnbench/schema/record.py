@@ -50,8 +50,8 @@ class Record:
     """A status with its reason, the samples, and what the probes found.
 
     `metrics` maps column names to what was predicted, counted or measured beside time;
-    `spent_s` maps a stage (profile, reference, build, check, probe, warm-up, samples) to its wall
-    seconds.
+    `spent_s` maps a stage (profile, reference, build, check, probe, warm-up, samples, core) to its
+    wall seconds.
     `process` numbers the fresh process it comes from, where a cell is measured in several;
     `environment` is the key of the machine's facts in `run.json`, empty for the run's first.
 

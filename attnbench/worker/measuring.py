@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from msgspec import structs
 
 from attnbench.api import implementation
 from attnbench.base import units
@@ -28,10 +29,11 @@ from attnbench.measure.watch import CounterMarks, Reading, Watch, most_slope, pa
 from attnbench.schema.messages import Measure
 from attnbench.schema.record import Cell, Record
 from attnbench.worker.checking import Entry, Reporter, check_twice, measure_distances
-from attnbench.worker.inputs import Draw
+from attnbench.worker.inputs import Draw, Tensors
 from attnbench.worker.trial import Trial, classify
 from attnbench.worker.workloads import WORKLOADS
 
+CORE = " alone"  # behind a cell's key: its core without the layer
 RACE_WARM_S = 0.1  # in a race, whose rounds go on for long, they are not to wait for calm
 
 
@@ -126,24 +128,34 @@ def _measure_together(entries: list[Entry], instruments: Instruments, reporter: 
     # memory runs out; then it is given back to the driver, while something is timed.
     torch.cuda.empty_cache()
     targets: dict[str, Target] = {}
+    heads: dict[int, Tensors] = {}  # of each case, those that all its layers make
     for key, trial in trials.items():
         bound = trial.bound
         assert bound is not None
         targets[key] = Target(
             call=bound.call, grad=bound.grad, units=bound.units, last_call_s=trial.last_call_s
         )
+        with contextlib.suppress(RuntimeError, MemoryError):  # without the memory for it
+            if bound.core:
+                core = bound.core(heads.setdefault(indices[key], {}))
+                targets[key + CORE] = Target(call=core, grad=bound.grad, part_of=targets[key])
     marks = CounterMarks.now()
     over: list[str] = []
 
     def at(key: str, stage: str) -> None:
+        key = key.removesuffix(CORE)
         reporter.at(indices[key], trials[key].impl.name, stage)
 
     def emit(key: str) -> None:
-        together = targets.values()
+        together = [target for target in targets.values() if target.part_of is None]
         record = timed_record(trials.pop(key), targets[key], together, instruments, marks)
+        if (core := targets.get(key + CORE)) and record.samples:
+            record = with_core(record, core)
         reporter.record(indices[key], record)
 
     def finished(key: str) -> None:
+        if key not in trials:
+            return
         # Measuring energy loops, which would heat the GPU for those who are still being timed.
         later = instruments.energy and targets[key].error is None
         over.append(key) if later else emit(key)
@@ -154,7 +166,7 @@ def _measure_together(entries: list[Entry], instruments: Instruments, reporter: 
         instruments.rule,
         watch=instruments.watch,
         before_sample=at,
-        after_sample=lambda key: trials[key].restore_settings(),
+        after_sample=lambda key: trials[key.removesuffix(CORE)].restore_settings(),
         finished=finished,
         race=instruments.race,
     ).run(instruments.seed)
@@ -162,6 +174,15 @@ def _measure_together(entries: list[Entry], instruments: Instruments, reporter: 
         at(key, "energy")
         emit(key)
         settle()
+
+
+def with_core(record: Record, core: Target) -> Record:
+    """The record with the time of all its layers' cores in the round of each sample."""
+    kept = [sample for sample in core.samples if sample.discarded is None]
+    core_us = {s.round: record.cell.case.layers * s.own_us for s in kept}
+    samples = [structs.replace(s, core_us=core_us.get(s.round)) for s in record.samples]
+    spent_s = record.spent_s | {"core": round(core.warm_s + core.spent_s, 6)}
+    return replace(record, samples=tuple(samples), spent_s=spent_s)
 
 
 def prepare(entry: Entry, seed: int, reporter: Reporter) -> dict[str, Trial]:

@@ -3,8 +3,9 @@
 A row is one function of theirs: package, function, what of ours is held against it, and how far the
 two may lie apart, as a part of their largest number. Bounds are what rounding explains: 1e-12 where
 both compute in float64, DENSE where theirs rounds to float32 on the way, ANGLES where it makes
-angles of up to 64 radians in float32, which are off by 64 × 2⁻²⁴ = 4e-6. The packages live in an
-environment of their own (`packages.txt`), in which this file runs.
+angles of up to 64 radians in float32, which are off by 64 × 2⁻²⁴ = 4e-6. Of times PREDICTED is what
+a prediction may be off. The packages live in an environment of their own (`packages.txt`), in which
+this file runs.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import json
 import math
 import os
 import runpy
+import statistics
 import subprocess
 import sys
 import venv
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +37,7 @@ HEADER = (
     "tolerance", "verdict",
 )  # fmt: skip
 EXACT, DENSE, ANGLES = 1e-12, 1e-6, 1e-5
+PREDICTED = 0.15  # of a time
 Pairs = Iterator[tuple[torch.Tensor, torch.Tensor]]  # ours, theirs
 
 
@@ -595,6 +599,70 @@ def _nystromformer() -> Pairs:
             yield ours, wanted
 
 
+# Times
+
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Llama": (
+        {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 4},
+        {"heads": 16, "kv_heads": 4, "seq_len": 512, "mask": "causal"},
+    ),
+    "Bert": (
+        {"hidden_size": 768, "num_attention_heads": 12},
+        {"heads": 12, "seq_len": 256, "batch": 2},
+    ),
+}
+for _name in MODELS:
+
+    @row("transformers", f"{_name}Model: time of sdpa in a block", "time of attention", PREDICTED)
+    def _times(name: str = _name) -> Pairs:
+        """The call that a sweep times over what the block's attention takes: median of 20 rounds.
+
+        That is timed where the block calls it. A block without its attention would be a difference
+        of two long times, each of which scatters by as much as the attention takes.
+        """
+        from attnbench.api import implementation
+        from attnbench.measure.clock import clock_for
+        from attnbench.theory.choices import as_transformers
+        from attnbench.worker.workloads import WORKLOADS
+
+        given, sizes = MODELS[name]
+        config = take("transformers", f"{name}Config")(
+            vocab_size=64, num_hidden_layers=1, intermediate_size=3 * given["hidden_size"],
+            attn_implementation="sdpa", **given,
+        )  # fmt: skip
+        block = take("transformers", f"{name}Model")(config).eval()
+        functions = take("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS")
+        theirs, clock, took_us = functions["sdpa"], clock_for("cpu", l2="warm"), list[float]()
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            found: list[Any] = []
+            call = partial(theirs, *arguments, **named)
+            took_us.append(clock.batch(lambda: found.append(call()), 1).own_us)
+            return found[0]
+
+        for dtype in ("float32", "bfloat16"):
+            case = case_of(dtype=dtype, layout="BLHD", head_dim=64, **sizes)
+            workload, impl = WORKLOADS.get("attention"), implementation(as_transformers(case))
+            tensors = workload.tensors(case)
+            for x in tensors.values():
+                x.normal_()
+            call, ratios = workload.bind(case, impl, tensors).call, []
+            tokens = torch.zeros(case.batch, case.seq_len, dtype=torch.int64)
+            block, functions["sdpa"] = block.to(getattr(torch, dtype)), timed
+            try:
+                with torch.no_grad():
+                    for _ in range(21):
+                        call()
+                        ours_us = min(clock.batch(call, 1).own_us for _ in range(3))
+                        took_us.clear()
+                        for _ in range(3):
+                            block(tokens)
+                        ratios.append(ours_us / min(took_us))
+            finally:
+                functions["sdpa"] = theirs
+            yield torch.tensor(statistics.median(ratios[1:])), torch.ones(())
+
+
 # The table
 
 
@@ -663,7 +731,7 @@ def examine(path: Path, tell: Callable[[str], None]) -> Any:
             rows.append((
                 one.package, found["version"] or "–", one.function, one.ours, str(found["cases"]),
                 found["error"] if "error" in found else f"{found['apart']:.1e}",
-                f"{one.tolerance:.0e}", "within" if within else "BEYOND",
+                f"{one.tolerance:.2g}", "within" if within else "BEYOND",
             ))  # fmt: skip
             tell("  ".join(rows[-1]))
     if len(rows) < len(ROWS):

@@ -36,7 +36,8 @@ class Bound:
 
     `call()` is what is timed; `named(result)` names the tensors it returned; `refresh()` redoes
     what was prepared from the inputs (a graph, a cache) after they were overwritten in place.
-    `grad` says whether the call needs autograd; a call does `units` units of work (tokens).
+    `grad` says whether the call needs autograd; a call does `units` units of work (tokens). Of a
+    layer `core(heads)` gives the call of its attention alone, on `heads`, which it makes if empty.
     """
 
     call: Callable[[], Any]
@@ -44,6 +45,7 @@ class Bound:
     refresh: Callable[[], None] = lambda: None
     grad: bool
     units: int = 1
+    core: Callable[[Tensors], Callable[[], Any]] | None = None
 
 
 class Workload(abc.ABC):

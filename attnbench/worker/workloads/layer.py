@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.functional import linear
 
-from attnbench.api import Estimate, Implementation
+from attnbench.api import AttentionCall, Estimate, Implementation
 from attnbench.schema.case import Case
 from attnbench.schema.position import for_core
 from attnbench.theory import costs
@@ -55,14 +56,14 @@ def core_case(case: Case) -> Case:
     )
 
 
-def layer_call(case: Case, impl: Implementation) -> Callable[..., torch.Tensor]:
+def layer_call(case: Case, core: AttentionCall) -> Callable[..., torch.Tensor]:
     """What is timed: projections, position encoding, core, heads merged, output projection.
 
     It takes x_BLE, and of each set of weights those of the projection and wo; (B, L, E) it returns.
     """
     project, added_LE = projection_of(case).heads(computed(case)), addition(case, case.seq_len)
     turning = replace(core_case(case), position=case.position)
-    core = with_position(impl.build(core_case(case)), turning)
+    core = with_position(core, turning)
     count = len(weights_of(case))
 
     def layer(x_BLE: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -80,6 +81,24 @@ def layer_call(case: Case, impl: Implementation) -> Callable[..., torch.Tensor]:
         return layer(x_BLE, last)
 
     return call
+
+
+def _alone(case: Case, core: AttentionCall, tensors: Tensors, heads: Tensors) -> Callable[[], Any]:
+    """The core's own pass, on q, k, v and do with the strides that they have in the last layer."""
+
+    def given(*q_k_v: torch.Tensor) -> torch.Tensor:
+        own = (x.detach().requires_grad_(case.needs_grad) for x in q_k_v)
+        heads.update(zip("qkv", own, strict=True))
+        return q_k_v[0].new_zeros(*q_k_v[0].shape[:3], case.value_dim)
+
+    *inputs, wo = (x for name, x in tensors.items() if name != "do")
+    with torch.no_grad():
+        if not heads:
+            layer_call(case, given)(*inputs, wo)
+        if case.needs_grad:
+            heads.setdefault("do", by_head(tensors["do"] @ wo, case.value_dim))
+    q_k_v = heads["q"], heads["k"], heads["v"]
+    return bind_pass(case.pass_, core, q_k_v, heads.get("do"), lambda _: {}).call
 
 
 class _Layer(Workload):
@@ -137,7 +156,9 @@ class _Layer(Workload):
                 found |= _named(case, names, [next(left) for _ in names])
             return found
 
-        return bind_pass(case.pass_, layer_call(case, impl), inputs, tensors.get("do"), named)
+        core = impl.build(core_case(case))
+        bound = bind_pass(case.pass_, layer_call(case, core), inputs, tensors.get("do"), named)
+        return replace(bound, core=partial(_alone, case, core, tensors))
 
     def plain(
         self, case: Case, tensors: Tensors, *, terms: bool, core: Core = plain_attention
