@@ -95,7 +95,7 @@ def test_a_step_is_the_sum_of_its_calls_and_names_them(tmp_path):
     run, found = advice_of(tmp_path, *records, steps=steps)
     text = " ".join(rendered(document(run)).split())
     assert [each.count for each in found] == [10, 5]
-    assert re.search(r"decode: its calls spend 3\.0\d ms in attention with sdpa", text)
+    assert re.search(r"decode: all calls spend 3\.0\d ms in attention with sdpa", text)
     assert "saves 16.7 % of that" in text  # 500 of 3000 µs: the long call is kept
     assert "10 × decode S=1000" in text
 

@@ -11,6 +11,7 @@ import pandas as pd
 from attnbench.analysis.leads import number_of
 from attnbench.analysis.pairs import decided
 from attnbench.analysis.table import Ratio, time_ratio
+from attnbench.base.stats import median
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.store.runs import Run
@@ -18,6 +19,8 @@ from attnbench.theory.choices import DEFAULT, as_transformers
 
 LEVEL = 1.05  # what is within this of the best, and surely so, is level with it
 LITTLE = 1.02  # not worth a change
+CLEAR = 1.2  # above this one process will do; below it another one has to find the same
+Steps = Mapping[str, Mapping[str, int]]  # by step: how often it makes each call, by the case's id
 # switch: the best is surely faster; likely: it looks so; keep: the default is best, or level;
 # open: not known; failed: the default has no time
 Verdict = Literal["switch", "likely", "keep", "open", "failed"]
@@ -67,65 +70,76 @@ class Change:
     ratio: Ratio
 
 
-def advices(run: Run, frame: pd.DataFrame) -> list[Advice]:
+def advices(run: Run, frame: pd.DataFrame, asked: Steps | None = None) -> list[Advice]:
     """One for each call that a step makes, else for each case of a core with two implementations.
 
-    `frame` is that of `table.load` with the default as the baseline. Only what computes exact
-    attention is advised, and nothing whose time is suspect.
+    `frame` is that of `table.load` with the default as the baseline; `asked` are steps in place of
+    the run's. Only what computes exact attention is advised, and nothing whose time is suspect. A
+    call that several steps make is listed under the first.
     """
     cells = {record.cell.key: record for record in run.records}
-    steps: Mapping[str, Mapping[str, int]] = run.info.get("steps") or {}
-    of = [(case_id, step, n) for step, calls in steps.items() for case_id, n in calls.items()]
+    steps: Steps = asked or run.info.get("steps") or {}
+    of = [(case_id, (step, n)) for step, calls in steps.items() for case_id, n in calls.items()]
     if not of:
         counts = frame.groupby("case_id", sort=False)["impl"].nunique()
-        of = [(str(case_id), "", 1) for case_id in counts.index[counts > 1]]
+        of = [(str(case_id), ("", 1)) for case_id in counts.index[counts > 1]]
     found = []
-    for case_id, step, count in of:
+    for case_id, (step, count) in dict(reversed(of)).items():
         rows = frame[frame["case_id"] == case_id]
         timed = rows[rows["time_us"].notna() & rows["approx_error"].isna() & rows["suspect"].isna()]
         raced = [cells[case_id, impl].metrics.get("lost_to") for impl in timed["impl"]]
         if any(name and (case_id, name) not in cells for name in raced):
             continue  # who was ahead has no time yet: it was interrupted
         if len(timed) > 1 or (len(timed) and DEFAULT not in set(timed["impl"])):
-            case = cells[case_id, rows["impl"].iloc[0]].cell.case
-            found.append(_one(run, cells, case, step, count, rows, timed))
-    return found
+            found.append(_one(run, cells[case_id, rows["impl"].iloc[0]], step, count, rows, timed))
+    return found[::-1]
 
 
 def _one(
-    run: Run, cells: Mapping[tuple[str, str], Record], case: Case, step: str, count: int,
-    rows: pd.DataFrame, timed: pd.DataFrame,
-) -> Advice:  # fmt: skip
-    def against(name: str, other: str) -> Ratio:
-        return time_ratio(run, cells[case.case_id, name], cells[case.case_id, other])
+    run: Run, any_record: Record, step: str, count: int, rows: pd.DataFrame, timed: pd.DataFrame
+) -> Advice:
+    case, processes = any_record.cell.case, dict[int, dict[str, Record]]()
+    for part in run.parts:
+        if part.cell.case == case and part.samples:
+            processes.setdefault(part.process, {})[part.cell.impl] = part
+    merged = {r.cell.impl: r for r in run.records if r.cell.case == case}
+
+    def against(name: str, other: str) -> tuple[Ratio, int]:
+        """The ratio of two, and of how many processes: up to five of these are its interval."""
+        both = [of for of in processes.values() if name in of and other in of]
+        if not 1 < len(both) < 6:
+            return time_ratio(run, merged[name], merged[other]), len(both)
+        values, lows, highs = zip(
+            *(time_ratio(run, of[name], of[other]) for of in both), strict=True
+        )
+        if None in lows:
+            return time_ratio(run, merged[name], merged[other]), 1
+        return (median(values), min(lows), max(highs)), len(both)
 
     names = [str(name) for name in timed["impl"]]
     best = names[0]
     for name in names[1:]:  # pairs of pairs need not agree
-        if decided(*against(best, name)[1:]) > 0:
+        if decided(*against(best, name)[0][1:]) > 0:
             best = name
-    level = tuple(n for n in names if n != best and decided(*against(n, best)[1:]) <= 0)
+    level = tuple(n for n in names if n != best and decided(*against(n, best)[0][1:]) <= 0)
     by_name = {str(row["impl"]): row for _, row in timed.iterrows()}
     default = by_name.get(DEFAULT)
-    regret = (None, None, None) if default is None else against(DEFAULT, best)
+    regret: Ratio = (None, None, None)
     verdict: Verdict = "failed"
     if best == DEFAULT:
-        ends = [high for n in names if n != best and (high := against(best, n)[2])]
-        regret = (1.0, 1.0, max(1.0, *ends)) if ends else (1.0, None, None)
-        verdict = "keep"
-    elif regret[0] is not None:
+        ends = [high for n in names if n != best and (high := against(best, n)[0][2])]
+        regret, verdict = (1.0, 1.0, max(1.0, *ends)) if ends else (1.0, None, None), "keep"
+    elif default is not None:
+        regret, count_of = against(DEFAULT, best)
         value, low, high = regret
-        sign = decided(low, high)
         assert value is not None
-        verdict = (
-            "keep" if value < LITTLE or (high is not None and high < LEVEL)
-            else "switch" if sign > 0
-            else "likely" if value > LEVEL and low is not None
-            else "open"
-        )  # fmt: skip
-    if verdict == "keep" and default is not None and best != DEFAULT:
-        level = (*(name for name in (best, *level) if name != DEFAULT),)
-        best = DEFAULT
+        if value < LITTLE or (high is not None and high < LEVEL):
+            verdict, level = "keep", (*(n for n in (best, *level) if n != DEFAULT),)
+            best = DEFAULT
+        elif low is not None and low > (1.0 if count_of > 1 else CLEAR):
+            verdict = "switch"
+        else:
+            verdict = "likely" if value > LEVEL and low is not None else "open"
     return Advice(
         case=case, step=step, count=count, rows=rows, best=by_name[best], default=default,
         regret=regret, verdict=verdict, level=level,
@@ -141,18 +155,21 @@ def interrupted(run: Run) -> Iterator[tuple[str, str, float]]:
             yield record.cell.impl, ahead, record.metrics["lost_by"]
 
 
-def of_step(found: Sequence[Advice]) -> tuple[float, Ratio]:
-    """What a step spends with the default in µs, and that / what it spends with each pick."""
-    if any(each.default is None or each.regret[0] is None for each in found):
+def of_step(found: Sequence[Advice], calls: Mapping[str, int]) -> tuple[float, Ratio]:
+    """What a step spends with the default in µs, and that / what it spends with each pick.
+
+    `calls` are how often it makes each call, by the case's id.
+    """
+    own = [each for each in found if each.case.case_id in calls]
+    if len(own) < len(calls) or any(each.default is None or not each.regret[0] for each in own):
         return 0.0, (None, None, None)
-    spent = [each.count * float(each.default["time_us"]) for each in found]  # type: ignore[index]
+    spent = [calls[x.case.case_id] * float(x.default["time_us"]) for x in own]  # type: ignore[index]
+    change = [each.verdict in ("switch", "likely") for each in own]
     ends = []
     for end in range(3):
         ratios = [
-            (each.regret[end] or each.regret[0] or 1.0)
-            if each.verdict in ("switch", "likely")
-            else 1.0
-            for each in found
+            (each.regret[end] or each.regret[0] or 1.0) if changes else 1.0
+            for each, changes in zip(own, change, strict=True)
         ]
         ends.append(sum(spent) / sum(us / x for us, x in zip(spent, ratios, strict=True)))
     return sum(spent), (ends[0], ends[1], ends[2])
@@ -201,7 +218,10 @@ def layer_share(run: Run, frame: pd.DataFrame, advice: Advice) -> float | None:
     for name in ("device", "dtype", "pass", "batch", "heads", "kv_heads", "head_dim"):
         same &= frame[name] == case.to_json()[name]
     same &= frame["seq_len"] == (case.kv_len if case.seq_len == 1 else case.seq_len)
-    time_us = number_of(frame[same].iloc[0], "time_us")[0] if same.any() else None
-    if time_us is None or advice.default is None:
+    if not same.any() or advice.default is None:
+        return None
+    if share := number_of(frame[same].iloc[0], "core_share")[0]:
+        return share
+    if (time_us := number_of(frame[same].iloc[0], "time_us")[0]) is None:
         return None
     return min(1.0, float(advice.default["time_us"]) / time_us)

@@ -45,13 +45,15 @@ def advise(**options: Any) -> None:
     calls that a stored run of this machine has all of, it is used, unless --budget is given.
 
     Each call has the best implementation, what the default (sdpa) costs beside it, with an
-    interval, the memory of both, and a line of torch or transformers to change. Exits 1 where the
-    default is wrong, 3 where no call could be judged.
+    interval, the memory of both, and a line of torch or transformers to change. Exits 1 where sdpa
+    or an implementation of yours is wrong, 2 where there is nothing to compare, 3 where all calls
+    stay open.
     """
     from attnbench.cli.progress import AdviceDisplay
     from attnbench.execution import session
     from attnbench.execution.events import follow
     from attnbench.machine.host import is_here
+    from attnbench.planning.plan import steps_of
     from attnbench.report.documents.advise import document
     from attnbench.store.runs import load_run
 
@@ -68,12 +70,15 @@ def advise(**options: Any) -> None:
         except BaseException:
             if display.path is not None:  # what is known so far
                 display.close()
-                show(document(load_run(display.path)), options)
+                show(document(load_run(display.path), interrupted=True), options)
             raise
     assert path is not None, "no dry run was asked for"
+    run = load_run(path)
     if display.path is None:
         say(f"from {path}, measured on this machine; --budget 3m measures again", err=True)
-    raise SystemExit(show(document(load_run(path)), options))
+    environment = run.shared(run.environments)
+    asked = steps_of(request.sweeps, environment["device"], environment["threads"])
+    raise SystemExit(show(document(run, asked), options))
 
 
 def _request(options: dict[str, Any]) -> SweepRequest:
@@ -90,7 +95,12 @@ def _request(options: dict[str, Any]) -> SweepRequest:
     asked, left_out = asked_sweeps((Axes(),), axes, **own)
     sweeps, budget_s = kernels_alone(asked), options["budget_s"]
     tried, slow = candidates(sweeps, budget_s)
-    main = [each.having(impls=dict.fromkeys((*(each.impls or tried), DEFAULT))) for each in sweeps]
+    main = [
+        each.having(
+            impls=dict.fromkeys((*(each.impls or tried), DEFAULT)), step=each.step or "call"
+        )
+        for each in sweeps
+    ]
     layers: tuple[Axes, ...] = ()
     if own["model"] and not options["workload"]:
         workload = "decode" if own["step"] == "decode" else "layer"
@@ -108,7 +118,8 @@ def _request(options: dict[str, Any]) -> SweepRequest:
         output=options["output"], name=options["name"], baseline=DEFAULT,
         max_total_time_s=budget_s, race=True, stored="budget_s" not in given(),
         options={
-            "command": "advise", "budget_s": budget_s, "not_compiled": list(slow),
+            "command": "advise", "budget_s": budget_s,
+            "not_compiled": [] if axes["impls"] else list(slow),
             **{name: str(v) if isinstance(v, Path) else v for name, v in {**own, **axes}.items()
                if v},
         },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import pandas as pd
@@ -12,6 +13,7 @@ from attnbench.analysis import table
 from attnbench.analysis.advice import Advice, Verdict
 from attnbench.analysis.axes import label_axes
 from attnbench.analysis.leads import against, number_of
+from attnbench.analysis.pairs import decided
 from attnbench.analysis.table import Ratio
 from attnbench.base import units
 from attnbench.base.parameters import base_name
@@ -25,18 +27,20 @@ from attnbench.theory.choices import DEFAULT, TRANSFORMERS, WORDS
 from attnbench.theory.traits import case_label
 
 SIGNS: dict[Verdict, doc.Sign] = {
-    "failed": "bad", "switch": "better", "likely": "open", "open": "open", "keep": "good",
+    "failed": "bad", "switch": "good", "likely": "open", "open": "open", "keep": "good",
 }  # fmt: skip
 COSTS = (
-    f"What {DEFAULT} costs: its time / that of the best, from rounds in which both were timed."
-    " The rest of the layer is not in it."
+    f"{DEFAULT} costs 2×: it takes twice as long as the best, by rounds in which both were timed."
+    " That is the call alone, without projections and the rest of its layer."
 )
 ELSEWHERE = "This was measured there, not here: on another machine another one may be best."
 SAID = 4  # calls in sentences; all are in the table
 
 
-def document(run: Run, *, here: bool = True) -> doc.Document:
-    """Advice from a run, which was measured on this machine or not.
+def document(
+    run: Run, asked: analysis.Steps | None = None, *, here: bool = True, interrupted: bool = False
+) -> doc.Document:
+    """Advice from a run, which was measured on this machine or not, on the steps asked for.
 
     Raises:
         UsageError: the run lacks the default, or no call has two implementations.
@@ -47,20 +51,23 @@ def document(run: Run, *, here: bool = True) -> doc.Document:
             f"{run.path} has no {DEFAULT} to compare with, only {', '.join(sorted(names))}"
         )
     frame = table.load(run, DEFAULT)
-    found = analysis.advices(run, frame)
-    wrong = frame[(frame["impl"] == DEFAULT) & (frame["status"] == "incorrect")]
+    found = analysis.advices(run, frame, asked)
+    mine = frame["impl"].isin([DEFAULT, *(run.info.get("own") or ())])
+    wrong = frame[mine & (frame["status"] == "incorrect")]
     if not found and wrong.empty and not run.unfinished:
         reasons = "; ".join(dict.fromkeys(frame["reason"].dropna()))[:300]
         raise UsageError(
-            f"{run.path}: no call has two implementations with a time ({reasons or 'one each'})"
+            f"{run.path}: no call has two implementations of exact attention with a time"
+            + f" ({reasons})" * bool(reasons)
         )
     code = ExitCode.OK if {each.verdict for each in found} - {"open"} else ExitCode.INCONCLUSIVE
+    code = code if wrong.empty else ExitCode.FINDING
     own = frame[frame["case_id"].isin([each.case.case_id for each in found])]
     return doc.Document(
         kind="advise", created=run.info.get("created") or "",
-        exit_code=code if wrong.empty else ExitCode.FINDING,
+        exit_code=ExitCode.INTERRUPTED if interrupted else code,
         conclusion=_conclusion(run, found, wrong),
-        about=[*[ELSEWHERE] * (not here), *_sentences(run, frame, found),
+        about=[*[ELSEWHERE] * (not here), *_sentences(run, frame, found, asked),
                " · ".join(sweep.head(run, own))],
         sections=[
             doc.Section("Which attention", list(_table(found))),
@@ -77,7 +84,7 @@ def document(run: Run, *, here: bool = True) -> doc.Document:
 
 def _conclusion(run: Run, found: Sequence[Advice], wrong: pd.DataFrame) -> doc.Finding:
     if len(wrong):
-        verdict, why = f"{DEFAULT} is wrong", str(wrong["reason"].iloc[0])
+        verdict, why = f"{wrong['impl'].iloc[0]} is wrong", str(wrong["reason"].iloc[0])
         return doc.Finding(sign="bad", verdict=verdict, subject=run.run_id, reason=why)
     there = {each.verdict for each in found} or {"open"}
     worst = next(verdict for verdict in analysis.WORST_FIRST if verdict in there)
@@ -86,7 +93,7 @@ def _conclusion(run: Run, found: Sequence[Advice], wrong: pd.DataFrame) -> doc.F
     words = {
         "failed": f"{DEFAULT} has no time", "switch": f"use {impls}",
         "likely": f"{impls} looks faster", "open": "undecided",
-        "keep": f"nothing to gain: keep {DEFAULT}",
+        "keep": f"keep {DEFAULT}",
     }[worst]  # fmt: skip
     total = f" in {len(own)} of {len(found)} calls" if len(found) > 1 else ""
     return doc.Finding(sign=SIGNS[worst], verdict=words + total, subject=run.run_id)
@@ -106,8 +113,12 @@ def _name(advice: Advice, found: Sequence[Advice]) -> str:
     return " ".join(filter(None, (count, step, *texts))) or "this call"
 
 
-def _sentences(run: Run, frame: pd.DataFrame, found: Sequence[Advice]) -> Iterator[doc.Words]:
+def _sentences(
+    run: Run, frame: pd.DataFrame, found: Sequence[Advice], asked: analysis.Steps | None
+) -> Iterator[doc.Words]:
     """For each call the advice, then what it saves of the layer; then of each step."""
+    if left_out := run.info.get("left_out"):
+        yield f"The model also has what these calls leave out, and your choice must do: {left_out}."
     for name, ahead, times in analysis.interrupted(run):
         long = f"{units.digits(times)} times as long"
         yield f"Until it was interrupted, {name} took {long} as {ahead}."
@@ -123,15 +134,17 @@ def _sentences(run: Run, frame: pd.DataFrame, found: Sequence[Advice]) -> Iterat
         name, known = analysis.transformers_choice(each, run)
         if name != DEFAULT and known[0] is not None:
             yield doc.sentence(
-                f"{TRANSFORMERS} makes this call as {name} does: {{ratio}} the time of the best.",
+                f"{TRANSFORMERS} makes this call as {name} does: {{ratio}} the time of the best,"
+                " {ratio.interval}.",
                 ratio=_ratio(known),
             )
-    for step in dict.fromkeys(each.step for each in found if each.step):
-        total_us, ratio = analysis.of_step([each for each in found if each.step == step])
+    for step, calls in (asked or run.info.get("steps") or {}).items():
+        total_us, ratio = analysis.of_step(found, calls)
         if ratio[0] is not None and ratio[0] > 1:
+            name = "All calls" if step == "call" else f"{step}: all calls"
             yield doc.sentence(
-                f"{step}: its calls spend {{total}} in attention with {DEFAULT}; the best of each"
-                " saves {saved} of that ({low} to {high}).",
+                f"{name} spend {{total}} in attention with {DEFAULT}; the best of each saves"
+                " {saved} of that ({low} to {high}).",
                 total=doc.Value(total_us, "us"), **_saved(1.0, ratio),
             )  # fmt: skip
 
@@ -144,27 +157,32 @@ def _saved(share: float, ratio: Ratio) -> dict[str, doc.Value]:
 
 def _sentence(each: Advice) -> str:
     best, high = str(each.best["impl"]), each.regret[2]
+    tried = int(each.rows["time_us"].notna().sum())
     level = f" (level: {', '.join(each.level)})" if each.level else ""
     if each.default is None:
         row = each.rows[each.rows["impl"] == DEFAULT]
         why = "not measured" if row.empty else f"{row['status'].iloc[0]}: {row['reason'].iloc[0]}"
         return f"{DEFAULT} has no time ({why}); {best} is the fastest{level}"
     if each.verdict == "keep" and each.sure:
-        most = units.percent(max(0.0, (high or 1) - 1))
-        return f"nothing to gain, {DEFAULT} costs at most {most} over the best{level}"
+        if not level:
+            return f"nothing to gain, {DEFAULT} is the fastest of {tried} tried"
+        most = units.percent((high or 1) - 1)
+        return f"nothing to gain, {DEFAULT} is at most {most} behind the best of {tried}{level}"
     if each.verdict == "keep":
-        return f"no gain was seen, and {DEFAULT} is among the fastest{level}"
+        return f"no gain was seen, {DEFAULT} is among the fastest of {tried} tried{level}"
     if each.regret[0] is None:
         return f"{best} is the fastest{level}"
-    times = [units.time(float(row["time_us"])) for row in (each.best, each.default)]
-    text = f"{against(best, DEFAULT, each.regret)}: {times[0]} in place of {times[1]} a call"
-    return text + ("" if each.verdict == "switch" else "; undecided, give it more --budget")
+    text = against(best, DEFAULT, each.regret)
+    mine, others = (float(row["time_us"]) for row in (each.best, each.default))
+    if (each.regret[1] or 0) <= others / mine <= (high or 0):  # else the two would contradict it
+        text += f": {units.time(mine)} in place of {units.time(others)} a call"
+    return text + ("" if each.verdict == "switch" else "; a longer --budget may decide it")
 
 
 def _table(found: Sequence[Advice]) -> Iterator[doc.Part]:
     columns = {
         "call": "call", "best": "best", "time": "time", "memory": "workspace",
-        "costs": f"{DEFAULT} costs", "default_memory": f"{DEFAULT}'s", "sure": "how sure",
+        "costs": f"{DEFAULT} costs", "default_memory": f"{DEFAULT} workspace", "sure": "how sure",
         "level": "", "case_id": "",
     }  # fmt: skip
     rows: list[Sequence[doc.Cell]] = []
@@ -178,7 +196,9 @@ def _table(found: Sequence[Advice]) -> Iterator[doc.Part]:
         rows.append([
             name, best, doc.Value(number_of(each.best, "time_us")[0], "us"),
             doc.Value(sizes[0], "bytes"), _ratio(each.regret), doc.Value(sizes[1], "bytes"),
-            doc.Finding(sign=SIGNS[each.verdict], verdict=sure, subject=name),
+            doc.Finding(
+                sign=SIGNS[each.verdict], verdict=sure, subject=name, test=("advise", name)
+            ),
             doc.Value(", ".join(each.level)), doc.Value(each.case.case_id),
         ])  # fmt: skip
     if rows:
@@ -196,20 +216,27 @@ def _words(found: Sequence[Advice]) -> Iterator[doc.Part]:
         shared = any(each.case.kv_heads < each.case.heads for each in own)
         if "transformers" in words and not (shared and words.get("unshared")):
             reason += f"; in transformers {words['transformers']}"
+        if scales := {each.case.scale for each in own} - {None}:
+            reason += f"; scale={', '.join(map('{:.4g}'.format, scales))} goes into the call"
         where = f" ({', '.join(_name(each, found) for each in own)})" * (len(found) > 1)
         yield doc.Finding(sign="better", verdict="change", subject=impl + where, reason=reason)
 
 
 def _changes(run: Run, found: list[Advice]) -> Iterator[doc.Part]:
+    """Where an interval excludes 1 a row, else in a line that no difference was seen."""
     names = {each.case: _name(each, found) for each in found}
+    every = {(each.case, each.slower): each for each in analysis.changes(run, found)}.values()
+    helps = [each for each in every if decided(*each.ratio[1:]) > 0]
     rows: list[Sequence[doc.Cell]] = [
-        [names[change.case], change.slower, change.faster, _ratio(change.ratio)]
-        for change in analysis.changes(run, found)
+        [names[each.case], each.slower, each.faster, _ratio(each.ratio)] for each in helps
     ]
     if rows:
-        heads = ("call", "instead of", f"call {DEFAULT} with", "speedup")
+        heads = ("call", f"{DEFAULT} with", "is slower than with", "by")
         columns = dict(zip(("call", "slower", "faster", "ratio"), heads, strict=True))
         yield doc.Table(columns=columns, rows=rows, grouped=True, intervals={"ratio": "95 % CI"})
+    others = dict.fromkeys(f"{each.slower} or {each.faster}" for each in every if each not in helps)
+    if others:
+        yield doc.Text([f"No difference was seen between {'; '.join(others)}."], quiet=True)
 
 
 def _why(found: Sequence[Advice]) -> Iterator[doc.Part]:
@@ -247,6 +274,13 @@ def _declined(run: Run) -> Iterator[doc.Part]:
         f" attnbench {_command(cases[case_id], seconds)}"
         for case_id, seconds in known.items()
         if case_id in cases
+    ]
+    begun = {record.cell.case.case_id for record in run.records} | known.keys()
+    compared = Counter(cell.case.case_id for cell in run.cells)
+    lines += [
+        f"{case_label(case)}: attnbench {_command(case, 120)}"
+        for case_id, case in cases.items()
+        if case_id not in begun and compared[case_id] > 1
     ]
     if names := (run.info.get("options") or {}).get("not_compiled"):
         lines.append(
