@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from attnbench.analysis import table
 from attnbench.analysis.advice import advices, changes
@@ -62,6 +63,19 @@ def test_the_verdict_of_a_call(tmp_path, times, verdict, best, sure):
     if verdict == "switch":
         assert found.regret[0] == pytest.approx(100 / 60, rel=0.01)
         assert "1.67 times as fast as sdpa" in rendered(shown)
+
+
+@pytest.mark.parametrize(
+    ("second", "verdict"), [((110.0, 100.0), "switch"), ((100.0, 108.0), "keep"), ((), "likely")]
+)
+def test_a_small_gain_is_sure_once_a_fresh_process_finds_it_again(tmp_path, second, verdict):
+    records = [timed("sdpa", 110.0), timed("naive", 100.0)]
+    for impl, us in zip(("sdpa", "naive"), second, strict=False):
+        again = timed(impl, us)
+        samples = [structs.replace(sample, process=1) for sample in again.samples]
+        records.append(replace(again, process=1, samples=tuple(samples)))
+    _, [found] = advice_of(tmp_path, *records)
+    assert (found.verdict, found.sure) == (verdict, verdict == "switch")
 
 
 def test_few_or_wild_samples_are_likely_or_open_and_never_sure(tmp_path):

@@ -140,7 +140,7 @@ def _sentences(
             )
     for step, calls in (asked or run.info.get("steps") or {}).items():
         total_us, ratio = analysis.of_step(found, calls)
-        if ratio[0] is not None and ratio[0] > 1:
+        if ratio[0] is not None and ratio[0] > 1 and sum(calls.values()) > 1:
             name = "All calls" if step == "call" else f"{step}: all calls"
             yield doc.sentence(
                 f"{name} spend {{total}} in attention with {DEFAULT}; the best of each saves"
@@ -234,7 +234,9 @@ def _changes(run: Run, found: list[Advice]) -> Iterator[doc.Part]:
         heads = ("call", f"{DEFAULT} with", "is slower than with", "by")
         columns = dict(zip(("call", "slower", "faster", "ratio"), heads, strict=True))
         yield doc.Table(columns=columns, rows=rows, grouped=True, intervals={"ratio": "95 % CI"})
-    others = dict.fromkeys(f"{each.slower} or {each.faster}" for each in every if each not in helps)
+    others = dict.fromkeys(
+        f"{each.slower} and {each.faster}" for each in every if each not in helps
+    )
     if others:
         yield doc.Text([f"No difference was seen between {'; '.join(others)}."], quiet=True)
 
