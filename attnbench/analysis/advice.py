@@ -86,7 +86,9 @@ def advices(run: Run, frame: pd.DataFrame, asked: Steps | None = None) -> list[A
     found = []
     for case_id, (step, count) in dict(reversed(of)).items():
         rows = frame[frame["case_id"] == case_id]
-        timed = rows[rows["time_us"].notna() & rows["approx_error"].isna() & rows["suspect"].isna()]
+        uneven = rows["unsteady"].fillna("").str.contains("uneven")  # their mean is another matter
+        exact = rows["approx_error"].isna() & rows["suspect"].isna() & ~uneven
+        timed = rows[rows["time_us"].notna() & exact]
         raced = [cells[case_id, impl].metrics.get("lost_to") for impl in timed["impl"]]
         if any(name and (case_id, name) not in cells for name in raced):
             continue  # who was ahead has no time yet: it was interrupted

@@ -28,7 +28,7 @@ WIDE = 0.1  # half an interval / its time: differences below it are lost in such
 TAKEN = 0.02  # of the processor time, by other work; less is the system's own
 LONG_S, PROCESSES = 3, 3  # seconds a cell and processes from which more of them is no remedy
 # Of the options of a sweep, what the next one has of its own, and what is the default anyway.
-_OWN = ("name", "command", "min_time", "shard", "max_total_time")
+_OWN = ("name", "command", "min_time", "shard", "max_total_time", "budget_s", "not_compiled")
 _DEFAULTS = {
     "device": "auto", "precision": 0.02, "timeout": 300.0, "output": "results",
     "memory_limit": "90%", "ceilings": "cached",

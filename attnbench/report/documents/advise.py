@@ -13,6 +13,7 @@ from attnbench.analysis import table
 from attnbench.analysis.advice import Advice, Verdict
 from attnbench.analysis.axes import label_axes
 from attnbench.analysis.leads import against, number_of
+from attnbench.analysis.notes import fresh
 from attnbench.analysis.pairs import decided
 from attnbench.analysis.table import Ratio
 from attnbench.base import units
@@ -63,11 +64,12 @@ def document(
     code = ExitCode.OK if {each.verdict for each in found} - {"open"} else ExitCode.INCONCLUSIVE
     code = code if wrong.empty else ExitCode.FINDING
     own = frame[frame["case_id"].isin([each.case.case_id for each in found])]
+    pages, keep = fresh(run, own)
     return doc.Document(
         kind="advise", created=run.info.get("created") or "",
         exit_code=ExitCode.INTERRUPTED if interrupted else code,
         conclusion=_conclusion(run, found, wrong),
-        about=[*[ELSEWHERE] * (not here), *_sentences(run, frame, found, asked),
+        about=[*[ELSEWHERE] * (not here), *_sentences(run, frame, found, asked), *[pages] * bool(pages),
                " · ".join(sweep.head(run, own))],
         sections=[
             doc.Section("Which attention", list(_table(found))),
@@ -77,7 +79,7 @@ def document(
             doc.Section("Everything tried", list(_tried(run, own)), folded=len(found) > SAID),
             doc.Section("Not measured", list(_declined(run))),
         ],
-        commands=[("records", str(run.path / "records.jsonl")),
+        commands=[*[("keep", keep)] * bool(keep), ("records", str(run.path / "records.jsonl")),
                   ("report", f"attnbench report {shlex.quote(str(run.path))}")],
     )  # fmt: skip
 
