@@ -69,8 +69,8 @@ def document(
         kind="advise", created=run.info.get("created") or "",
         exit_code=ExitCode.INTERRUPTED if interrupted else code,
         conclusion=_conclusion(run, found, wrong),
-        about=[*[ELSEWHERE] * (not here), *_sentences(run, frame, found, asked), *[pages] * bool(pages),
-               " · ".join(sweep.head(run, own))],
+        about=[*[ELSEWHERE] * (not here), *_sentences(run, frame, found, asked),
+               *[pages] * bool(pages), " · ".join(sweep.head(run, own))],
         sections=[
             doc.Section("Which attention", list(_table(found))),
             doc.Section("What to change", list(_words(found))),
