@@ -221,7 +221,7 @@ def _words(found: Sequence[Advice]) -> Iterator[doc.Part]:
         if scales := {each.case.scale for each in own} - {None}:
             reason += f"; scale={', '.join(map('{:.4g}'.format, scales))} goes into the call"
         where = f" ({', '.join(_name(each, found) for each in own)})" * (len(found) > 1)
-        yield doc.Finding(sign="better", verdict="change", subject=impl + where, reason=reason)
+        yield doc.Finding(sign="good", verdict="change", subject=impl + where, reason=reason)
 
 
 def _changes(run: Run, found: list[Advice]) -> Iterator[doc.Part]:
