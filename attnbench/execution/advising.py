@@ -6,6 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from attnbench.execution.session import SweepRequest
 
 _START_S = 1.0  # of the processes of a group, beside what the forecast has
+_FIRST = 0.75  # of the time that is left, for the first process: the second needs some
 
 
 def counts_of(steps: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
@@ -64,7 +66,7 @@ def check_budget(plan: Plan, forecast: Forecast, spent_s: float) -> None:
         for group in job.groups
         if max(len(impls) for _, impls in group) > 1
     ]
-    least_s = min((forecast.seconds(job.cells()) for job in groups), default=0.0)
+    least_s = min((forecast.seconds(job.cells()) for job in groups), default=0.0) / _FIRST
     least_s += spent_s + _START_S
     if forecast.limit_s is not None and least_s > forecast.limit_s:
         raise UsageError(
@@ -83,9 +85,10 @@ def racing(
     the default lost, by the records `seen`, it meets who beat it in a fresh process once more: two
     of the same code differ by a few percent, which no number of rounds within one shows.
     """
-    for process in (0, 1):
+    for process, share in ((0, _FIRST), (1, 1.0)):
         own = jobs if process == 0 else list(jobs_of(_to_confirm(seen)))
-        for job, seconds in by_share(own, forecast, lambda: left_s() - _START_S, counts):
+        room_s = partial(lambda part: part * (left_s() - _START_S), share)
+        for job, seconds in by_share(own, forecast, room_s, counts):
             if seconds > 0:
                 runner.settings = replace(runner.settings, race_s=seconds, max_time_s=seconds)
                 yield replace(job, process=process)
