@@ -60,7 +60,7 @@ def _error(record: Record) -> float:
         alone = [sample.own_us for sample in record.kept if not sample.disturbed]
         pool = sorted(alone if len(alone) >= times.FEWEST else [s.own_us for s in record.kept])
         return math.log(pool[: times.FEWEST][-1] / pool[0]) / 2
-    found = times.within_run_us(record)
+    found = times.interval_us(record)
     return math.log(found[1] / found[0]) / 3.92 if found else 0.0
 
 
