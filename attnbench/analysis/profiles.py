@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from attnbench.analysis.compare.same import changed_facts
 from attnbench.base.stats import quotient_interval
 from attnbench.errors import UsageError
 from attnbench.schema.profile import Op, Profile
@@ -22,8 +23,6 @@ TOGETHER = ("more", "noise", "outside")  # entries that are no single op
 WIDER = 0.5  # of an op's spread, the middle half of its calls, at either end
 COMMON = 0.2  # of both times that alike ops take, so that what they have in common says something
 ALIKE = 0.01  # counts are means over calls: what happens now and then is no change
-# Facts of an environment that say nothing of the machine or its software.
-PASSING = re.compile(r"load|free|available|mhz|temperature|uptime|pid|created|ceilings|affinity")
 
 _NOISE_OF_NAMES = re.compile(r"^void\s+|\(anonymous namespace\)::|\s+")
 # Inside of template arguments these tell one kernel from another; numbers and types do not.
@@ -126,8 +125,6 @@ def difference(a: Profile, b: Profile) -> Difference:
     shared = [(own.us, other.us) for name, own, other in pairs if name in alike]
     sums = [sum(times) for times in zip(*shared, strict=True)]
     much = bool(sums) and sums[0] >= COMMON * a.self_us and sums[1] >= COMMON * b.self_us
-    facts = dict.fromkeys((*a.environment, *b.environment))
-    values = [(name, a.environment.get(name), b.environment.get(name)) for name in facts]
     return Difference(
         a=a,
         b=b,
@@ -137,7 +134,7 @@ def difference(a: Profile, b: Profile) -> Difference:
             Change(name="outside ops", what="outside", a_us=a.outside_us, b_us=b.outside_us),
         ),
         common=common(alike.values()).middle if much else None,
-        environment=tuple(row for row in values if row[1] != row[2] and not PASSING.search(row[0])),
+        environment=changed_facts(a.environment, b.environment),
     )
 
 
