@@ -140,7 +140,18 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> d
         doc.Section("Wall time", list(_spent(run)), folded=not brief),
         doc.Section("Environment", [doc.facts(run.shared(run.environments))], folded=True),
         doc.Section("Options", [doc.facts(run.info.get("options") or {})], folded=True),
-        doc.Section("How to read the columns", list(_columns(frame)), folded=True),
+        doc.Section(
+            "How to read the columns",
+            [
+                {
+                    head: doc.Value(
+                        "; ".join(COLUMNS.get(name).meaning for name in SUMMARY[key][1])
+                    )
+                    for key, head in _headers(frame).items()
+                }
+            ],
+            folded=True,
+        ),
     ]
     return doc.Document(
         kind="report", created=run.info.get("created") or "",
@@ -394,19 +405,6 @@ def limit_rows(environment: Mapping[str, Any]) -> list[tuple[str, doc.Value, doc
             "last cache": (doc.Value(found.cache_bytes, "bytes"), doc.Value(cache, "bytes")),
         }
     return [(name, *pair) for name, pair in rows.items() if pair[0].number is not None]
-
-
-def _columns(frame: pd.DataFrame) -> Iterator[doc.Part]:
-    meanings: doc.Facts = {
-        head: doc.Value("; ".join(COLUMNS.get(name).meaning for name in SUMMARY[key][1]))
-        for key, head in _headers(frame).items()
-    }
-    yield meanings
-    every = {
-        column.name: doc.Value(column.meaning + f" [{column.unit}]" * bool(column.unit))
-        for _, column in COLUMNS.items()
-    }
-    yield doc.Section("All columns of the export", [every], folded=True)
 
 
 def _figures(
