@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from attnbench.analysis.apart import CellTime, Key, centre, taken_apart
 from attnbench.analysis.history.entries import Entry
-from attnbench.analysis.history.steps import Rules, Step, steps
+from attnbench.analysis.history.steps import CONFIRM, FEWEST, LEVEL, Step, steps
 from attnbench.base.stats import median
 from attnbench.base.units import split_common
 
@@ -78,15 +78,15 @@ class Series:
     lines: tuple[Line, ...]
 
 
-def history(entries: Iterable[Entry], rules: Rules) -> list[Series]:
-    """A series for each machine, the one with most runs first."""
+def history(entries: Iterable[Entry], least: float) -> list[Series]:
+    """A series for each machine, the one with most runs first; `least` as for `steps`."""
     machines: dict[tuple[Any, ...], list[Entry]] = defaultdict(list)
     for entry in entries:
         machines[tuple(map(str, entry.machine))].append(entry)
-    return [_series(runs, rules) for runs in sorted(machines.values(), key=len, reverse=True)]
+    return [_series(runs, least) for runs in sorted(machines.values(), key=len, reverse=True)]
 
 
-def _series(runs: Sequence[Entry], rules: Rules) -> Series:
+def _series(runs: Sequence[Entry], least: float) -> Series:
     levels, shifts = taken_apart(
         [{c.key: CellTime(time_us=c.time_us, group=c.group) for c in run.cells} for run in runs]
     )
@@ -123,12 +123,12 @@ def _series(runs: Sequence[Entry], rules: Rules) -> Series:
     ) -> Line:
         at = tuple(logs)
         found = tuple(
-            _judged(step, at, kind, rules, tests, marks, common, others)
-            for step in steps(list(logs.values()), rules, tests)
+            _judged(step, at, kind, tests, marks, common, others)
+            for step in steps(list(logs.values()), least, tests)
         )
         return Line(
             kind=kind, name=name, at=at, values=tuple(map(math.exp, logs.values())), found=found,
-            enough=len(at) >= rules.fewest,
+            enough=len(at) >= FEWEST,
         )  # fmt: skip
 
     run_line = line("run", "the whole run", whole)
@@ -150,7 +150,6 @@ def _judged(
     step: Step,
     runs: Sequence[int],
     kind: Kind,
-    rules: Rules,
     tests: int,
     marks: Iterable[Mark],
     common: Iterable[Line],
@@ -160,7 +159,7 @@ def _judged(
     at = runs[step.at]
     mark = next((mark for mark in marks if abs(mark.at - at) <= NEAR), None)
     why: list[Why] = []
-    if step.p > rules.level / tests or min(step.before, step.after) < rules.confirm:
+    if step.p > LEVEL / tests or min(step.before, step.after) < CONFIRM:
         why.append("few runs")
     if mark is not None:
         why.append("environment")
