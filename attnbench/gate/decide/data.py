@@ -74,11 +74,6 @@ class Benchmark:
 
     impl: str
 
-    @property
-    def key(self) -> tuple[str, str]:
-        """What identifies the cell within a run."""
-        return "", self.impl
-
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""
         return {"impl": self.impl}
