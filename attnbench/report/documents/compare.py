@@ -234,7 +234,7 @@ def _exact(found: Comparison, names: Mapping[Any, str]) -> Iterator[doc.Finding]
     for key, name in names.items():
         records = found.before.cells[key].record, found.after.cells[key].record
         if records[0] and records[1] and records[0].status == records[1].status == "ok":
-            old, new = (Checked(status="ok", metrics=r.metrics) for r in records if r)  # type: ignore[arg-type]
+            old, new = (Checked(status="ok", metrics=r.metrics) for r in records if r)
             differs = exact_differences(old, new, 0)
             for text in (*differs.failures, *differs.notes):
                 yield doc.Finding(sign="none", verdict="differs", subject=name, reason=text)

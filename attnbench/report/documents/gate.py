@@ -296,7 +296,7 @@ def _exact(run: GateRun, names: Sequence[str]) -> Iterator[doc.Part]:
     for number, name in enumerate(names):
         both = [run.checks[number]["base"], run.checks[number]["candidate"]]
         known: list[dict[str, Any]] = [
-            {"status": f"{of.status}: {of.reason}" if of.reason else of.status} | of.metrics
+            {"status": f"{of.status}: {of.reason}" if of.reason else of.status, **of.metrics}
             for of in both
         ]
         right = all(of.status == "ok" for of in both)
