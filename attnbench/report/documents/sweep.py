@@ -225,17 +225,12 @@ def results_table(
         yield doc.Text([doc.sentence(f"in all rows: {text}", **known)], quiet=True)
 
 
-def _largest(frame: pd.DataFrame) -> pd.DataFrame:
-    """All rows if they are few, else those of the largest n of each workload, with a result."""
-    measured = frame[frame["status"] == "ok"]
-    if len(measured) <= SHOWN:
-        return measured
-    top = measured.groupby("workload")["seq_len"].transform("max")
-    return measured[measured["seq_len"] == top].head(SHOWN)
-
-
 def _results(frame: pd.DataFrame, where: str) -> Iterator[doc.Part]:
-    shown = _largest(frame)
+    """All rows with a result if they are few, else those of the largest n of each workload."""
+    measured = shown = frame[frame["status"] == "ok"]
+    if len(measured) > SHOWN:
+        top = measured.groupby("workload")["seq_len"].transform("max")
+        shown = measured[measured["seq_len"] == top].head(SHOWN)
     if shown.empty:
         return
     bold = "Bold: the fastest of a case, and all that cannot be told apart from it."
@@ -245,7 +240,7 @@ def _results(frame: pd.DataFrame, where: str) -> Iterator[doc.Part]:
         f"* {row['impl']}, n={row['seq_len']}: {row['speedup_reason']}"
         for row in odd[odd["speedup"].notna()].head(3).to_dict("records")
     ]
-    if left_out := int((frame["status"] == "ok").sum()) - len(shown):
+    if left_out := len(measured) - len(shown):
         notes.append(f"Only the largest n; {left_out} more rows: attnbench export {where}")
     yield doc.Text(notes, quiet=True)
 
