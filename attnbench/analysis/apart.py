@@ -162,10 +162,6 @@ class Spread:
             return None
         return float(special.stdtrit(len(self.shifts), 0.995)) * scale(self.shifts)
 
-    def factor(self, key: Key) -> float:
-        """That of one cell; 1 where it has no history."""
-        return self.factors.get(key, 1.0)
-
 
 def spread(series: Iterable[Sequence[Times]]) -> Spread:
     """The spread of residuals, from all pairs of runs within each sequence of equal code.

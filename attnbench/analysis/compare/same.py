@@ -134,7 +134,8 @@ def _halves(
             # Cells without a group, of one test each, met moments of their own.
             others = [left[k] ** 2 for k in keys if k != key and left[k] and names[0]]
             freedom = FREEDOM + len(others)
-            square = (FREEDOM * (noise.factor(key) * typical) ** 2 + sum(others)) / freedom
+            own = noise.factors.get(key, 1.0) * typical  # 1 where it has no history
+            square = (FREEDOM * own**2 + sum(others)) / freedom
             square += new[key].error ** 2 + old[key].error ** 2 + (UNEQUAL * moved) ** 2
             found[key] = float(special.stdtrit(freedom, 1 - ALPHA / 2)) * math.sqrt(square)
     return found

@@ -62,12 +62,6 @@ class Line:
             return "insufficient data"
         return min((f.verdict for f in self.found), key=VERDICTS.index, default="no change")
 
-    @property
-    def changed(self) -> tuple[bool, float]:
-        """By what lines are sorted: whether one of its steps is a finding, and the largest."""
-        sure = self.verdict in ("regression", "improvement")
-        return sure, max((abs(f.step.log) for f in self.found), default=0.0)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
@@ -142,7 +136,8 @@ def _series(runs: Sequence[Entry], least: float) -> Series:
         others = [cells[other] for other in cells if other[0] == key[0] and other != key]
         cell_lines.append(line("cell", labels[key], own, common, others))
     shown = [run_line, *(one for one in group_lines.values() if one.found), *cell_lines]
-    shown.sort(key=lambda one: one.changed, reverse=True)
+    shown.sort(key=lambda one: -max((abs(of.step.log) for of in one.found), default=0.0))
+    shown.sort(key=lambda one: one.verdict not in ("regression", "improvement"))
     return Series(runs=tuple(runs), marks=marks, lines=tuple(shown))
 
 
