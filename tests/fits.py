@@ -52,7 +52,7 @@ def exponent_fit(impl: str = "naive", verdict: Verdict = "holds", **values: Any)
         "time_us": tuple(estimate(times[0]) for times in given.times_us),
         "left_out": ("below 20 × the floor",) * left_out + (None,) * (len(given.sizes) - left_out),
         "overhead_us": 16.0, "exponent": estimate(2.0), "top": estimate(1.98),
-        "intercept": math.log(2e-3), "declared": 2.0, "bound": False,
+        "intercept": math.log(2e-3),
         "finding": finding(verdict, subject=f"{impl}, {given.same}"),
     }  # fmt: skip
     return ExponentFit(series=given, **(plain | values))
@@ -107,7 +107,7 @@ def full() -> Scaling:
     return Scaling(
         exponents=(
             *(exponent_fit(impl) for impl in impls),
-            exponent_fit("mine", "refuted", exponent=estimate(2.9), declared=1.0, bound=True),
+            exponent_fit("mine", "refuted", exponent=estimate(2.9)),
             exponent_fit(
                 "naive", "inconclusive", series=series("naive", axis="d"), exponent=None,
                 top=None, intercept=None,

@@ -43,7 +43,7 @@ from attnbench.store.runs import load_run
 from tests import gate_runs, synthetic, test_doctor
 from tests.conftest import parsed
 from tests.test_compare import benchmarks
-from tests.test_history import RULES, made, noise, stepped
+from tests.test_history import LEAST, made, noise, stepped
 from tests.test_profiles import NAIVE, op, profile
 from tests.test_report import Page
 
@@ -83,7 +83,7 @@ def a_comparison(name, folder):
 def a_history(name, folder):
     del folder
     logs = {name: stepped(noise(30, 9), 15, 0.4), "other": noise(30, 1), "more": noise(30, 2)}
-    return history.document(series.history(made(logs, environments={9: {"torch": name}}), RULES))
+    return history.document(series.history(made(logs, environments={9: {"torch": name}}), LEAST))
 
 
 def a_profile(name, folder):

@@ -9,7 +9,7 @@ import pytest
 
 from attnbench.analysis.history import entries, series
 from attnbench.analysis.history.entries import CellLine, Entry
-from attnbench.analysis.history.steps import Rules, steps
+from attnbench.analysis.history.steps import steps
 from attnbench.errors import StoreError
 from attnbench.schema.case import Case
 from attnbench.store.runs import load_run
@@ -17,7 +17,7 @@ from tests.synthetic import failed, ok, write_run
 
 HERE = {"device": "cpu", "device_name": "AMD EPYC", "cores": 2, "torch": "2.13.0"}
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
-RULES = Rules()
+LEAST = 0.05
 
 
 def made(logs, *, group="", case="case", environments=None):
@@ -56,13 +56,13 @@ def line_of(found, name):
     return line
 
 
-def only(entries_, rules=RULES):
-    (found,) = series.history(entries_, rules)
+def only(entries_, least=LEAST):
+    (found,) = series.history(entries_, least)
     return found
 
 
-def verdicts(entries_, name="impl-0", rules=RULES):
-    return [(f.at, f.verdict, f.why) for f in line_of(only(entries_, rules), name).found]
+def verdicts(entries_, name="impl-0", least=LEAST):
+    return [(f.at, f.verdict, f.why) for f in line_of(only(entries_, least), name).found]
 
 
 def test_a_step_of_the_middle_cell_is_not_taken_for_the_groups():
@@ -99,7 +99,7 @@ def test_times_of_another_machine_are_another_series():
     logs = quiet(40)
     there = {i: {"device_name": "Xeon"} for i in range(1, 40, 2)}
     slower = {n: [x + (i % 2) for i, x in enumerate(row)] for n, row in logs.items()}
-    found = series.history(made(slower, environments=there), RULES)
+    found = series.history(made(slower, environments=there), LEAST)
     assert [len(one.runs) for one in found] == [20, 20]
     assert not any(line.found for one in found for line in one.lines)
 
@@ -107,13 +107,13 @@ def test_times_of_another_machine_are_another_series():
 def test_outliers_hide_no_step():
     row = stepped(noise(80, 1, sd=0.01), 40, 0.08)
     hit = [x + (0.6 if i % 7 == 3 else 0.0) for i, x in enumerate(row)]
-    assert [step.at for step in steps(hit, RULES, tests=80 * 79)] == [40]
+    assert [step.at for step in steps(hit, LEAST, tests=80 * 79)] == [40]
 
 
 def test_what_was_tried_often_must_be_surer():
     row = stepped(noise(20, 0, sd=0.03), 10, 0.06)
-    assert len(steps(row, RULES, tests=1)) == 1
-    assert steps(row, RULES, tests=10**6) == []
+    assert len(steps(row, LEAST, tests=1)) == 1
+    assert steps(row, LEAST, tests=10**6) == []
 
 
 def stored(folder, name="first", **info):

@@ -38,7 +38,7 @@ _ODD_EXPONENTS: dict[str, dict[str, Any]] = {
     LONG: {},
     "no law, no finding, no overhead": {
         "series": fits.series("no law", law=None, overhead_us=None), "overhead_us": 0.0,
-        "declared": None, "finding": None,
+        "finding": None,
     },
     "knows nothing": {"exponent": Uncertain(value=2.0, low=-80.0, high=90.0)},
     "a changepoint": {"changepoint": (512.0, 1.4)},

@@ -140,14 +140,6 @@ def test_a_core_below_its_full_speed_widens_the_interval_downwards(probe_us, slo
     low, high = times.interval_us(cell) or (0, 0)
     assert times.time_us(cell) == 100.0
     assert (low, high) == pytest.approx((94.0 / slowdown, 104.0))
-    assert times.within_run_us(cell) == (100.0, 100.0), "all cells of the run are slowed alike"
-
-
-def test_within_a_run_windows_that_others_took_reach_from_processor_to_wall_time():
-    cell = on_cpu([(200.0, 100.0)] * 5 + [(190.0, 60.0)])
-    assert times.within_run_us(cell) == (60.0, 200.0)
-    left_alone = on_cpu([(200.0, 60.0), (101.0, 101.0)] * 6, window=2)
-    assert times.within_run_us(left_alone) == (101.0, 101.0)
 
 
 def test_several_processes_report_the_median_of_their_low_ends():

@@ -30,7 +30,7 @@ _ROUNDS = 4  # after so many turns levels and shifts of a table move no further 
 class CellTime:
     """The time of a cell in one run; `group` names the cells that were interleaved with it.
 
-    `error` is how far its ln may be off within the run, as a standard error (`_error`).
+    `error` is how far its ln may be off within the run, as a standard error.
     """
 
     time_us: float
@@ -42,26 +42,22 @@ Times = Mapping[Key, CellTime]
 
 
 def time_of(record: Record) -> CellTime | None:
-    """The time of a record, if it has one."""
-    if (time_us := times.time_us(record)) is None:
-        return None
-    group = str(record.metrics.get("group") or "")
-    return CellTime(time_us=time_us, error=_error(record), group=group)
-
-
-def _error(record: Record) -> float:
-    """How far ln of a record's time may be off within its run, what slows all cells left aside.
+    """The time of a record, if it has one, with its error: what slows all cells is left aside.
 
     Of a low end: half of how far the third fastest sample lies above it. Where several came out
     alike the bottom was reached; where one stands alone, another run may miss it. Of a median: of
     its interval what is a standard error if it is 3.9 of them wide.
     """
+    if (time_us := times.time_us(record)) is None:
+        return None
     if "probe_us" in record.metrics:
         alone = [sample.own_us for sample in record.kept if not sample.disturbed]
         pool = sorted(alone if len(alone) >= times.FEWEST else [s.own_us for s in record.kept])
-        return math.log(pool[: times.FEWEST][-1] / pool[0]) / 2
-    found = times.within_run_us(record)
-    return math.log(found[1] / found[0]) / 3.92 if found else 0.0
+        error = math.log(pool[: times.FEWEST][-1] / pool[0]) / 2
+    else:
+        low, high = times.interval_us(record) or (1.0, 1.0)
+        error = math.log(high / low) / 3.92
+    return CellTime(time_us=time_us, error=error, group=str(record.metrics.get("group") or ""))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,10 +161,6 @@ class Spread:
         if len(self.shifts) < FEWEST_SHIFTS:
             return None
         return float(special.stdtrit(len(self.shifts), 0.995)) * scale(self.shifts)
-
-    def factor(self, key: Key) -> float:
-        """That of one cell; 1 where it has no history."""
-        return self.factors.get(key, 1.0)
 
 
 def spread(series: Iterable[Sequence[Times]]) -> Spread:

@@ -7,8 +7,11 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import attrgetter
 from typing import Any, Literal
 
+from attnbench.analysis.compare.same import changed_facts
 from attnbench.base.stats import quotient_interval
 from attnbench.errors import UsageError
 from attnbench.schema.profile import Op, Profile
@@ -22,8 +25,6 @@ TOGETHER = ("more", "noise", "outside")  # entries that are no single op
 WIDER = 0.5  # of an op's spread, the middle half of its calls, at either end
 COMMON = 0.2  # of both times that alike ops take, so that what they have in common says something
 ALIKE = 0.01  # counts are means over calls: what happens now and then is no change
-# Facts of an environment that say nothing of the machine or its software.
-PASSING = re.compile(r"load|free|available|mhz|temperature|uptime|pid|created|ceilings|affinity")
 
 _NOISE_OF_NAMES = re.compile(r"^void\s+|\(anonymous namespace\)::|\s+")
 # Inside of template arguments these tell one kernel from another; numbers and types do not.
@@ -37,8 +38,8 @@ class Change:
 
     Times are µs of one call of the cell, counts are of one call; 0 where the op is not there.
     `assured_us` is the part of the change that noise does not explain: how far apart the two self
-    times lie with their spread, 0 where these meet. `bytes` is the change of bytes read and
-    written, None where unknown.
+    times lie with their spread, 0 where these meet; all of it where the op is in one alone, since
+    that is exact. `bytes` is the change of bytes read and written, None where unknown.
     """
 
     name: str
@@ -49,12 +50,6 @@ class Change:
     b_count: float = 0.0
     bytes: float | None = None
     assured_us: float = 0.0
-
-    @property
-    def weight_us(self) -> float:
-        """What is certain of its change: whether an op is there is exact, what it takes is not."""
-        there = self.what in ("appeared", "vanished")
-        return abs(self.delta_us) if there else self.assured_us
 
     @property
     def delta_us(self) -> float:
@@ -121,13 +116,11 @@ def difference(a: Profile, b: Profile) -> Difference:
         for name, own, other in pairs
     ]
     changed = [change for change in every if change.what != "noise"]
-    changed.sort(key=lambda change: (-change.weight_us, -abs(change.delta_us), change.name))
+    changed.sort(key=lambda change: (-change.assured_us, -abs(change.delta_us), change.name))
     within = [change for change in every if change.what == "noise"]
     shared = [(own.us, other.us) for name, own, other in pairs if name in alike]
     sums = [sum(times) for times in zip(*shared, strict=True)]
     much = bool(sums) and sums[0] >= COMMON * a.self_us and sums[1] >= COMMON * b.self_us
-    facts = dict.fromkeys((*a.environment, *b.environment))
-    values = [(name, a.environment.get(name), b.environment.get(name)) for name in facts]
     return Difference(
         a=a,
         b=b,
@@ -137,7 +130,7 @@ def difference(a: Profile, b: Profile) -> Difference:
             Change(name="outside ops", what="outside", a_us=a.outside_us, b_us=b.outside_us),
         ),
         common=common(alike.values()).middle if much else None,
-        environment=tuple(row for row in values if row[1] != row[2] and not PASSING.search(row[0])),
+        environment=changed_facts(a.environment, b.environment),
     )
 
 
@@ -247,12 +240,10 @@ def common(ratios: Iterable[Ratio]) -> Ratio:
     half = sum(ratio.weight for ratio in found) / 2
 
     def middle(name: str) -> float:
-        total = 0.0
-        for ratio in sorted(found, key=lambda of: float(getattr(of, name))):
-            total += ratio.weight
-            if total >= half:
-                break
-        return float(getattr(ratio, name))
+        ordered = sorted(found, key=attrgetter(name))
+        sums = accumulate(ratio.weight for ratio in ordered)
+        at = next(of for of, total in zip(ordered, sums, strict=True) if total >= half)
+        return float(getattr(at, name))
 
     return Ratio(middle("least"), middle("middle"), middle("most"), 2 * half)
 
@@ -273,7 +264,7 @@ def _change(name: str, a: Side, b: Side, own: Ratio | None, others: Sequence[Rat
     assured_us = max(0.0, b.low_us - a.high_us * most, a.low_us * least - b.high_us)
     what: What = "grew" if b.us > a.us else "shrank"
     if not a.count or not b.count:
-        what = "appeared" if b.count else "vanished"
+        what, assured_us = "appeared" if b.count else "vanished", abs(b.us - a.us)
     elif not assured_us:
         what = "other work" if own is None else "noise"
     bytes_ = None if a.bytes is None or b.bytes is None else b.bytes - a.bytes

@@ -99,10 +99,10 @@ def interval_us(record: Record) -> Interval | None:
     """
     if not record.samples:
         return None
-    found = observations_us(record)
-    if "probe_us" not in record.metrics:
-        return processes_interval(found) if over_processes(record) else median_interval(found)
     processes = by_process(record)
+    if "probe_us" not in record.metrics:
+        found = observations_us(record)
+        return processes_interval(found) if len(processes) > 1 else median_interval(found)
     if min(map(len, processes)) < FEWEST:
         return None
     ends = [low_end(record, samples) for samples in processes]
@@ -142,27 +142,6 @@ def least_wall_us(samples: Sequence[Sample]) -> float:
     """What a call takes at most by the wall clock: its least time where a second clock agrees."""
     alone = [s.time_us for s in samples if s.cpu_us is not None and not s.disturbed]
     return min(alone) if alone else robust_least(s.time_us for s in samples)
-
-
-def within_run_us(record: Record) -> Interval | None:
-    """Where the median of the observations lies, for comparisons with cells of the same run.
-
-    Without what slows all cells of a run alike: a slow core, a process's own luck. Where other work
-    took part of a sample, it reaches up to the least wall time at least. None for too few.
-    """
-    found = observations_us(record)
-    if over_processes(record):
-        return processes_interval(found)
-    interval = median_interval(found)
-    if interval is None or not any(sample.disturbed for sample in record.kept):
-        return interval
-    # A call that spins on a clock took at least its processor time, and at most any wall time.
-    return interval[0], max(interval[1], least_wall_us(record.kept))
-
-
-def over_processes(record: Record) -> bool:
-    """True where the cell was measured in several fresh processes."""
-    return len({sample.process for sample in record.kept}) > 1
 
 
 def suspect(record: Record, environment: Mapping[str, Any], time_us: float | None) -> str | None:

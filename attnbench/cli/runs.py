@@ -166,10 +166,9 @@ def history(
         )
         return
     from attnbench.analysis.history import series
-    from attnbench.analysis.history.steps import Rules
     from attnbench.report.documents.history import document
 
-    machines = document(series.history(entries.read(folder), Rules(least=least)))
+    machines = document(series.history(entries.read(folder), least))
     show(written(folder, machines), options)
 
 

@@ -17,7 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from attnbench.gate.decide.outcome import Outcome, Row
+    from attnbench.gate.decide.outcome import Outcome
 
 # How a verdict reads among the outcomes of tests: what is open must not look like a pass.
 _OUTCOMES = {"ok": "passed", "improved": "passed", "not comparable": "skipped"}
@@ -78,6 +78,8 @@ class _Gate:
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         """Time the tests, and report each as pytest reports what it has run."""
         from attnbench.errors import AttnbenchError
+        from attnbench.report.documents.gate import finding
+        from attnbench.report.render import written
 
         if session.testsfailed or self._config.option.collectonly:
             return None  # pytest says what cannot be collected
@@ -91,7 +93,9 @@ class _Gate:
         for row in self._outcome.rows:
             test = row.cell.impl
             file, _, name = test.partition("::")
-            place, why = places.get(test, (file, None, name)), self._why(row)
+            place, figures = places.get(test, (file, None, name)), written.figures(finding("", row))
+            # Figures come first: pytest's summary cuts what is long.
+            why = f"{figures}{', ' * bool(figures)}{row.verdict}: {row.reason}"
             outcome: Any = _OUTCOMES.get(row.verdict, "failed")
             if test not in places and self._config.getoption("attnbench_fail_removed"):
                 outcome = "failed"
@@ -100,14 +104,6 @@ class _Gate:
             self._config.hook.pytest_runtest_logstart(nodeid=test, location=place)
             self._config.hook.pytest_runtest_logreport(report=report)
         return True
-
-    def _why(self, row: Row) -> str:
-        """A verdict with its figures, which come first: pytest's summary cuts what is long."""
-        from attnbench.report.documents.gate import finding
-        from attnbench.report.render import written
-
-        figures = written.figures(finding("", row))
-        return f"{figures}{', ' * bool(figures)}{row.verdict}: {row.reason}"
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """End as the gate does."""

@@ -20,7 +20,7 @@ from attnbench.analysis.ratios import PREFERRED
 from attnbench.base.parameters import base_name
 from attnbench.base.registry import Registry
 from attnbench.report import axes
-from attnbench.report.figures import slug_of
+from attnbench.report.figures import FigureKind, slug_of
 
 Scale = Literal["log10", "log2", "linear"]
 Tables = Mapping[str, pd.DataFrame]
@@ -32,7 +32,7 @@ LEAST_DOTS = 3  # rows that are worth a panel beside those along n
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chart:
+class Chart(FigureKind):
     """One quantity. `value`, `low`, `high` and `predicted` are columns.
 
     `axis` names it: `{unit}` in it is that of a rate, `{baseline}` what speed-ups are over.
@@ -41,8 +41,6 @@ class Chart:
     column that has its name.
     """
 
-    title: str
-    reading: str
     value: str
     axis: str
     text: Callable[[float], str]
@@ -73,7 +71,7 @@ _SHARED = _ROWS.pop("shared")
 for _name, _row in _ROWS.items():
     _fields = _SHARED.get(_row.pop("shared", ""), {}) | _row
     _fields = {k: tuple(v) if isinstance(v, list) else v for k, v in _fields.items()}
-    CHARTS.add(_name, Chart(**_fields | {"text": getattr(axes, _fields["text"])}))
+    CHARTS.add(_name, Chart(name=_name, **_fields | {"text": getattr(axes, _fields["text"])}))
 
 
 def with_variants(frame: pd.DataFrame) -> pd.DataFrame:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.analysis.ratios import PREFERRED
 from attnbench.analysis.scaling.results import Uncertain
-from attnbench.base import units
 from attnbench.report.document import Sign
 from attnbench.report.render.written import LOOKS
 from attnbench.schema.finding import Verdict
@@ -40,10 +39,8 @@ def raised(text: str) -> str:
     return re.sub(r"\^(\d+)(?![\d./])", lambda found: found[1].translate(digits), text)
 
 
-def interval(estimate: Uncertain | None) -> str:
-    """An exponent with its interval: `1.98 (1.95 … 2.01)`, or `–`."""
-    if estimate is None:
-        return units.UNKNOWN
+def interval(estimate: Uncertain) -> str:
+    """An exponent with its interval: `1.98 (1.95 … 2.01)`."""
     value = f"{estimate.value:.2f}"
     if estimate.low is None or estimate.high is None:
         return f"{value} (no interval)"

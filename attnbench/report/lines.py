@@ -19,7 +19,7 @@ from attnbench.base import units
 from attnbench.report import axes, charts, figures
 from attnbench.report.axes import End
 from attnbench.report.charts import CHARTS, Chart, ChartPage, Scale, Tables
-from attnbench.report.figures import INK, FigureKind, Margins, Row, Size, Sketch
+from attnbench.report.figures import INK, Margins, Row, Size, Sketch
 from attnbench.report.looks import DASHES, Look, looks_of
 from attnbench.theory.traits import TRAITS
 
@@ -36,21 +36,20 @@ def sketches(tables: Tables, crossovers: Sequence[Crossover] = ()) -> Iterator[S
     looks = looks_of(tables["cells"]["impl"].unique())
     variants = dict.fromkeys(["", *charts.with_variants(tables["cells"])["variant"]])
     dashes = {name: DASHES[i % len(DASHES)] for i, name in enumerate(variants)}
-    for name, chart in CHARTS.items():
+    for chart in map(CHARTS.get, CHARTS.names()):
         for page in charts.pages(chart.rows(tables), chart) if chart.along_n else ():
             shown = crossovers if chart.crossings and page.along_n else ()
             marked = [crossings(panel.rows, shown) for panel in page.panels]
             frame = Frame(chart, looks, dashes, *value_axis(chart, page.rows))
             note = CROSSINGS if any(marked) else ""
-            yield sketch(name, page, partial(draw, page, frame, marked), note)
+            yield sketch(chart, page, partial(draw, page, frame, marked), note)
 
 
-def sketch(name: str, page: ChartPage, drawn: Any, note: str = "") -> Sketch:
+def sketch(chart: Chart, page: ChartPage, drawn: Any, note: str = "") -> Sketch:
     """The figure of one page; `drawn` draws it."""
-    chart = CHARTS.get(name)
     alt = [", ".join(page.rows["line"].unique()), *(p.title for p in page.panels if p.title)]
     return Sketch(
-        kind=FigureKind(name=name, title=chart.title, reading=chart.reading), draw=drawn, alt=alt,
+        kind=chart, draw=drawn, alt=alt,
         caption="; ".join(filter(None, (page.caption, note))), slug=page.slug,
         first=page.first, left_out=page.left_out,
     )  # fmt: skip

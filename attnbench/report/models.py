@@ -35,7 +35,11 @@ def sketches(models: Sequence[ModelFit], looks: Mapping[str, Look]) -> Iterator[
         yield Sketch(
             kind=MODEL, draw=partial(_draw, page.items, rest, looks), slug=page.slug,
             caption=f"{page.subject}: {shared}", left_out=page.left_out,
-            alt=[*map(_alt, page.items)],
+            alt=[
+                f"{m.impl}, {m.same}: shares at n = {units.length(max(m.along_n))}: "
+                + ", ".join(f"{term} {_percent(share)}" for term, share in m.shares.items())
+                for m in page.items
+            ],
         )  # fmt: skip
 
 
@@ -113,8 +117,3 @@ def _percent(share: Uncertain) -> str:
     if high < 0.005:
         return "< 1 %"
     return f"{100 * share.value:.0f} % ({100 * low:.0f} … {100 * high:.0f})"
-
-
-def _alt(model: ModelFit) -> str:
-    shares = ", ".join(f"{term} {_percent(share)}" for term, share in model.shares.items())
-    return f"{model.impl}, {model.same}: shares at n = {units.length(max(model.along_n))}: {shares}"

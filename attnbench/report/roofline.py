@@ -17,6 +17,7 @@ from attnbench.report.charts import CHARTS, ChartPage
 from attnbench.report.figures import QUIET, Size, Sketch
 from attnbench.report.looks import Look, looks_of
 
+ROOFLINE = CHARTS.get("roofline")
 X = "arithmetic_intensity"
 _STROKES: dict[str, Any] = {"measured": "-", "datasheet": (0, (4, 3))}
 
@@ -40,16 +41,16 @@ class Roof(NamedTuple):
 def sketches(cells: pd.DataFrame) -> Iterator[Sketch]:
     """A roofline for each slice of `cells` (`table.load`) whose machine's ceilings are known."""
     needed = ["tflops", X, "peak_tflops_measured", "read_gbps_measured"]
-    rows = CHARTS.get("roofline").rows({"cells": cells})
+    rows = ROOFLINE.rows({"cells": cells})
     rows = rows[rows[needed].notna().all(axis=1)]
     looks = looks_of(cells["impl"].unique())
-    for page in charts.pages(rows, CHARTS.get("roofline")):
+    for page in charts.pages(rows, ROOFLINE):
         texts = dict.fromkeys(
             f"{name} limits {units.flop_rate(roof.tflops)}, {units.bandwidth(roof.gbps)}"
             for panel in page.panels for name, roof in roofs_of(rows, panel.rows).items()
         )  # fmt: skip
         drawn = partial(draw, looks, rows, page)
-        yield lines.sketch("roofline", page, drawn, "; ".join(texts))
+        yield lines.sketch(ROOFLINE, page, drawn, "; ".join(texts))
 
 
 def roofs_of(cells: pd.DataFrame, rows: pd.DataFrame) -> dict[str, Roof]:
@@ -71,7 +72,7 @@ def roofs_of(cells: pd.DataFrame, rows: pd.DataFrame) -> dict[str, Roof]:
 
 def draw(looks: Mapping[str, Look], cells: pd.DataFrame, page: ChartPage, size: Size) -> Figure:
     """Draw one figure: a panel for each combination of axes, with common scales."""
-    rows, chart = page.rows, CHARTS.get("roofline")
+    rows = page.rows
     roofs = [roofs_of(cells, panel.rows) for panel in page.panels]
     every = [roof for own in roofs for roof in own.values()]
     ridges = sorted(roof.ridge for roof in every)
@@ -94,6 +95,6 @@ def draw(looks: Mapping[str, Look], cells: pd.DataFrame, page: ChartPage, size: 
             )  # fmt: skip
             ends.append(End(part[X].iloc[-1], part["tflops"].iloc[-1], str(line), look))
         ax.set_xlabel("arithmetic intensity, useful FLOP/B")
-        ax.set_ylabel(chart.axis.format(unit=unit_name))
+        ax.set_ylabel(ROOFLINE.axis.format(unit=unit_name))
         axes.label_ends(ax, ends)
     return figure

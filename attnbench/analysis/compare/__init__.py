@@ -59,5 +59,5 @@ def _compared(first: Source, other: Source, folders: Sequence[Path]) -> Comparis
         raise UsageError(f"{first.name} and {other.name} {why}")
     return Comparison(
         before=first, after=other, same=together, elsewhere=across,
-        environment=tuple(same.environment_changes(first, other)),
+        environment=same.changed_facts(first.environment, other.environment),
     )  # fmt: skip

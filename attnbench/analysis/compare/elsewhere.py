@@ -75,34 +75,30 @@ def compare(before: Source, after: Source) -> Elsewhere:
     """Cases are shared whatever device they ran on; implementations by name."""
     first, second = _by_case(before), _by_case(after)
     shared = {
-        label: [impl for impl in cells if impl in second.get(label, ())]
+        label: [impl for impl in cells if impl in second[label]]
         for label, cells in first.items()
+        if label in second
     }
     names = {impl for impls in shared.values() for impl in impls}
     baseline = next((name for name in PREFERRED if name in names), min(names, default=""))
     standings, reversals = [], []
     for label, impls in shared.items():
-        old, new = (
-            sorted(impls, key=lambda impl: _time(of[label][impl])) for of in (first, second)
-        )
-        for rank, impl in enumerate(old, start=1):
-            cells = first[label][impl], second[label][impl]
-            bases = first[label].get(baseline), second[label].get(baseline)
-            speeds = (_time(b) / _time(c) if b else None for b, c in zip(bases, cells, strict=True))
-            shares = _share(before, cells[0]), _share(after, cells[1])
-            standings.append(
-                Standing(
-                    label=label, impl=impl, ranks=(rank, new.index(impl) + 1),
-                    speeds=tuple(speeds), shares=shares,
-                )
-            )  # fmt: skip
-        for ahead, behind in combinations(old, 2):
-            ratios = (
-                _ratio(first[label][behind], first[label][ahead]),
-                _ratio(second[label][behind], second[label][ahead]),
+        both = first[label], second[label]
+        old, new = (sorted(impls, key=lambda impl: _time(of[impl])) for of in both)
+        for impl in old:
+            speeds = (
+                _time(of[baseline]) / _time(of[impl]) if baseline in of else None for of in both
             )
-            if ratios[0] > 1 > ratios[1]:
-                reversals.append(Reversal(label=label, ahead=ahead, behind=behind, ratios=ratios))
+            standings.append(Standing(
+                label=label, impl=impl, ranks=(old.index(impl) + 1, new.index(impl) + 1),
+                speeds=tuple(speeds),
+                shares=(_share(before, both[0][impl]), _share(after, both[1][impl])),
+            ))  # fmt: skip
+        for ahead, behind in combinations(old, 2):
+            then, now = (_ratio(of[behind], of[ahead]) for of in both)
+            if then > 1 > now:
+                found = Reversal(label=label, ahead=ahead, behind=behind, ratios=(then, now))
+                reversals.append(found)
     return Elsewhere(
         baseline=baseline, standings=tuple(standings), reversals=tuple(reversals),
         slopes=tuple(_slopes(first, second)),

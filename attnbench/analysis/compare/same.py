@@ -76,11 +76,10 @@ class Compared:
         return bound is not None and abs(self.shift.run) > max(bound, LEAST_SHIFT)
 
 
-def environment_changes(a: Source, b: Source) -> list[tuple[str, Any, Any]]:
-    """Name and both values of each fact of the environments that differs, or is known in one."""
-    names = [n for n in dict.fromkeys([*a.environment, *b.environment]) if n not in PASSING]
-    both = [(name, a.environment.get(name), b.environment.get(name)) for name in names]
-    return [fact for fact in both if not same_fact(*fact)]
+def changed_facts(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[tuple[str, Any, Any], ...]:
+    """Name and both values of each fact of two environments that differs, or is known in one."""
+    both = ((n, a.get(n), b.get(n)) for n in dict.fromkeys([*a, *b]) if n not in PASSING)
+    return tuple(fact for fact in both if not same_fact(*fact))
 
 
 def compare(before: Source, after: Source, noise: Spread) -> Compared:
@@ -135,7 +134,8 @@ def _halves(
             # Cells without a group, of one test each, met moments of their own.
             others = [left[k] ** 2 for k in keys if k != key and left[k] and names[0]]
             freedom = FREEDOM + len(others)
-            square = (FREEDOM * (noise.factor(key) * typical) ** 2 + sum(others)) / freedom
+            own = noise.factors.get(key, 1.0) * typical  # 1 where it has no history
+            square = (FREEDOM * own**2 + sum(others)) / freedom
             square += new[key].error ** 2 + old[key].error ** 2 + (UNEQUAL * moved) ** 2
             found[key] = float(special.stdtrit(freedom, 1 - ALPHA / 2)) * math.sqrt(square)
     return found

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from attnbench.analysis.apart import CellTime, Key, centre, taken_apart
 from attnbench.analysis.history.entries import Entry
-from attnbench.analysis.history.steps import Rules, Step, steps
+from attnbench.analysis.history.steps import CONFIRM, FEWEST, LEVEL, Step, steps
 from attnbench.base.stats import median
 from attnbench.base.units import split_common
 
@@ -62,12 +62,6 @@ class Line:
             return "insufficient data"
         return min((f.verdict for f in self.found), key=VERDICTS.index, default="no change")
 
-    @property
-    def changed(self) -> tuple[bool, float]:
-        """By what lines are sorted: whether one of its steps is a finding, and the largest."""
-        sure = self.verdict in ("regression", "improvement")
-        return sure, max((abs(f.step.log) for f in self.found), default=0.0)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
@@ -78,15 +72,15 @@ class Series:
     lines: tuple[Line, ...]
 
 
-def history(entries: Iterable[Entry], rules: Rules) -> list[Series]:
-    """A series for each machine, the one with most runs first."""
+def history(entries: Iterable[Entry], least: float) -> list[Series]:
+    """A series for each machine, the one with most runs first; `least` as for `steps`."""
     machines: dict[tuple[Any, ...], list[Entry]] = defaultdict(list)
     for entry in entries:
         machines[tuple(map(str, entry.machine))].append(entry)
-    return [_series(runs, rules) for runs in sorted(machines.values(), key=len, reverse=True)]
+    return [_series(runs, least) for runs in sorted(machines.values(), key=len, reverse=True)]
 
 
-def _series(runs: Sequence[Entry], rules: Rules) -> Series:
+def _series(runs: Sequence[Entry], least: float) -> Series:
     levels, shifts = taken_apart(
         [{c.key: CellTime(time_us=c.time_us, group=c.group) for c in run.cells} for run in runs]
     )
@@ -123,12 +117,12 @@ def _series(runs: Sequence[Entry], rules: Rules) -> Series:
     ) -> Line:
         at = tuple(logs)
         found = tuple(
-            _judged(step, at, kind, rules, tests, marks, common, others)
-            for step in steps(list(logs.values()), rules, tests)
+            _judged(step, at, kind, tests, marks, common, others)
+            for step in steps(list(logs.values()), least, tests)
         )
         return Line(
             kind=kind, name=name, at=at, values=tuple(map(math.exp, logs.values())), found=found,
-            enough=len(at) >= rules.fewest,
+            enough=len(at) >= FEWEST,
         )  # fmt: skip
 
     run_line = line("run", "the whole run", whole)
@@ -142,7 +136,8 @@ def _series(runs: Sequence[Entry], rules: Rules) -> Series:
         others = [cells[other] for other in cells if other[0] == key[0] and other != key]
         cell_lines.append(line("cell", labels[key], own, common, others))
     shown = [run_line, *(one for one in group_lines.values() if one.found), *cell_lines]
-    shown.sort(key=lambda one: one.changed, reverse=True)
+    shown.sort(key=lambda one: -max((abs(of.step.log) for of in one.found), default=0.0))
+    shown.sort(key=lambda one: one.verdict not in ("regression", "improvement"))
     return Series(runs=tuple(runs), marks=marks, lines=tuple(shown))
 
 
@@ -150,7 +145,6 @@ def _judged(
     step: Step,
     runs: Sequence[int],
     kind: Kind,
-    rules: Rules,
     tests: int,
     marks: Iterable[Mark],
     common: Iterable[Line],
@@ -160,7 +154,7 @@ def _judged(
     at = runs[step.at]
     mark = next((mark for mark in marks if abs(mark.at - at) <= NEAR), None)
     why: list[Why] = []
-    if step.p > rules.level / tests or min(step.before, step.after) < rules.confirm:
+    if step.p > LEVEL / tests or min(step.before, step.after) < CONFIRM:
         why.append("few runs")
     if mark is not None:
         why.append("environment")

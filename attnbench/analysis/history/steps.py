@@ -18,24 +18,12 @@ from typing import Any
 
 import numpy as np
 
+FEWEST = 12  # runs of a line without which nothing is said
+CONFIRM = 5  # runs on either side that make a step more than suspicious
+LEVEL = 0.05  # how often a history without any change may have a step, if its runs are independent
 WINDOW = 30  # runs on either side that a test looks at
 SMOOTH, CLIP = 9, 2.5  # width of the running median; how many standard deviations may lie off it
 PENALTY = 2.0  # of a step, in units of variance · ln(runs): Schwarz's criterion
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rules:
-    """What makes a step, and a finding of it.
-
-    `least`: the smallest change, as a share; `confirm`: runs on either side that make it more than
-    suspicious; `fewest`: runs without which nothing is said; `level`: how often a history without
-    any change may have a step at all, if its runs are independent.
-    """
-
-    least: float = 0.05
-    confirm: int = 5
-    fewest: int = 12
-    level: float = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +40,14 @@ class Step:
     after: int
 
 
-def steps(logs: Sequence[float], rules: Rules, tests: int) -> list[Step]:
+def steps(logs: Sequence[float], least: float, tests: int) -> list[Step]:
     """The significant steps in the logarithms of times, in the order of the runs.
 
-    `tests` is how many tests the whole history makes. A step whose runs after it are still few
-    (below 2 × `confirm`) need only be significant in its own line: later runs decide.
+    `least` is the smallest change, as a share, `tests` how many tests the whole history makes. A
+    step whose runs after it are still few (below 2 × `CONFIRM`) need only be significant in its own
+    line: later runs decide.
     """
-    if len(logs) < rules.fewest:
+    if len(logs) < FEWEST:
         return []
     y = _clipped(np.asarray(logs))
     places = _candidates(y)
@@ -66,13 +55,13 @@ def steps(logs: Sequence[float], rules: Rules, tests: int) -> list[Step]:
     while places:
         ends = [0, *places, len(y)]
         found = [of.step(*three) for three in zip(ends, ends[1:], ends[2:], strict=False)]
-        allowed = [rules.level / tests] * len(found)
-        if found[-1].after < 2 * rules.confirm:
-            allowed[-1] = rules.level / (len(y) - 1)
+        allowed = [LEVEL / tests] * len(found)
+        if found[-1].after < 2 * CONFIRM:
+            allowed[-1] = LEVEL / (len(y) - 1)
         out = int(np.argmax([step.p / most for step, most in zip(found, allowed, strict=True)]))
         if found[out].p <= allowed[out]:
             out = int(np.argmin([abs(step.log) for step in found]))
-            if abs(found[out].log) >= math.log1p(rules.least):
+            if abs(found[out].log) >= math.log1p(least):
                 return found
         del places[out]
     return []

@@ -80,7 +80,7 @@ def _fit(series: Series, draws: int) -> ExponentFit:
     return ExponentFit(
         series=series, time_us=tuple(times), left_out=left_out,
         overhead_us=overhead.value, exponent=slope.exponent, top=slope.top,
-        intercept=slope.intercept if slope.exponent else None, declared=power, bound=bound,
+        intercept=slope.intercept if slope.exponent else None,
         octaves=slope.octaves, changepoint=change, finding=finding,
         missing=missing if finding and finding.verdict == "inconclusive" else (),
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from attnbench.analysis.times import Interval
@@ -183,12 +183,11 @@ def lacking(missing: Iterable[tuple[str, Missing]]) -> str:
 class ExponentFit:
     """time − overhead = e^intercept · size^exponent over the sizes that count.
 
-    `left_out` gives, size by size, why it does not count, or None. `time_us` has the median of
-    each size with its interval. `declared` is the power that the law gives the axis, `bound`
-    whether it is an upper bound. `octaves` is the range of the sizes that count. `changepoint` is
-    the last size before a sudden change of the constant, and its factor: the exponent is that of
-    both sides, the intercept that of the sizes beyond. `missing` are the times to measure again
-    where the finding is inconclusive for want of them.
+    `left_out` gives, size by size, why it does not count, or None. `time_us` has the median of each
+    size with its interval. `octaves` is the range of the sizes that count. `changepoint` is the
+    last size before a sudden change of the constant, and its factor: the exponent is that of both
+    sides, the intercept that of the sizes beyond. `missing` are the times to measure again where
+    the finding is inconclusive for want of them.
     """
 
     series: Series
@@ -198,8 +197,6 @@ class ExponentFit:
     exponent: Uncertain | None
     top: Uncertain | None
     intercept: float | None
-    declared: float | None
-    bound: bool
     octaves: float = 0.0
     changepoint: tuple[float, float] | None = None
     finding: LawFinding | None = None
@@ -273,9 +270,3 @@ class Scaling:
         fits: tuple[ExactFit | ExponentFit | ModelFit, ...]
         fits = (*self.exact, *self.exponents, *self.models)
         return (*(fit.finding for fit in fits if fit.finding is not None), *self.problems)
-
-    @property
-    def notable(self) -> tuple[LawFinding, ...]:
-        """The findings without FLOPs and workspace that are what they should be."""
-        odd = [fit for fit in self.exact if fit.finding and fit.finding.verdict != "holds"]
-        return replace(self, exact=tuple(odd)).findings

@@ -74,11 +74,6 @@ class Benchmark:
 
     impl: str
 
-    @property
-    def key(self) -> tuple[str, str]:
-        """What identifies the cell within a run."""
-        return "", self.impl
-
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""
         return {"impl": self.impl}
@@ -128,20 +123,8 @@ class Version:
         return self.ref is not None and self.commit is None
 
 
-class ExactMetrics(TypedDict, total=False):
-    """The metrics of a record that repeat exactly; None is unknown."""
-
-    flops_counted: Count | None
-    flops_counted_source: str | None
-    memory_workspace_bytes: Count | None
-    memory_prepared_bytes: Count | None
-    memory_saved_bytes: Count | None
-    memory_retained_bytes: Count | None
-    kernel: str | None
-    kernel_count: Count | None
-    sdpa_backend: str | None
-    meddles: str | None
-    error_ratio: Amount | None
+# The metrics of a record that repeat exactly, by name (`exact.ROWS`); None is unknown.
+ExactMetrics = Mapping[str, Count | Amount | str | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +137,7 @@ class Checked:
 
     status: Status | Literal["absent"]
     reason: str | None = None
-    metrics: ExactMetrics = field(default_factory=ExactMetrics)
+    metrics: ExactMetrics = field(default_factory=dict)
 
 
 Stage = Literal["screen", "confirm"]

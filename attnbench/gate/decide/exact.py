@@ -81,7 +81,7 @@ def _error(base: float, candidate: float, growth: float | None) -> _Difference:
 _bytes = partial(_amount, size, LEAST_BYTES)
 # Each metric: its name in sentences and, where it may fail, in tables; what a difference means; and
 # what stands for unknown where that is an answer, too, such as no SDPA at all.
-_ROWS: dict[str, tuple[str, str, Callable[[Any, Any, float | None], _Difference], str | None]] = {
+ROWS: dict[str, tuple[str, str, Callable[[Any, Any, float | None], _Difference], str | None]] = {
     "flops_counted": ("counted FLOPs", "FLOPs", partial(_amount, count, 0), None),
     "memory_workspace_bytes": ("workspace", "workspace", _bytes, None),
     "memory_prepared_bytes": ("memory prepared before the call", "prepared", _bytes, None),
@@ -93,6 +93,8 @@ _ROWS: dict[str, tuple[str, str, Callable[[Any, Any, float | None], _Difference]
     "meddles": ("settings of the process it changes", "", _changed, "none"),
     "error_ratio": ("error", "", _error, None),
 }
+_SOURCE = "flops_counted_source"
+METRICS = (*ROWS, _SOURCE)  # that a check is asked for
 GROWING = Change("process memory")
 
 
@@ -102,7 +104,7 @@ def compare(base: Checked, candidate: Checked, growth: float) -> Differences:
     FLOPs fail when they grow by more than the share `growth`, bytes when by more than that and
     more than a page. What is unknown in one version is a note; unknown in both it is not mentioned.
     """
-    rows = {name: _row(name, base.metrics, candidate.metrics, growth) for name in _ROWS}
+    rows = {name: _row(name, base.metrics, candidate.metrics, growth) for name in ROWS}
     found = {name: each for name, each in rows.items() if each is not None}
     notes = [words for against, words in found.values() if not against]
     # Of a check that is ok, that it was so only when it was tried again.
@@ -110,7 +112,7 @@ def compare(base: Checked, candidate: Checked, growth: float) -> Differences:
     failures = {name: words for name, (against, words) in found.items() if against}
     before, now = dict[str, Any](base.metrics), dict[str, Any](candidate.metrics)
     changes = (
-        Change(_ROWS[name][1], now[name] / before[name] if before[name] else None)
+        Change(ROWS[name][1], now[name] / before[name] if before[name] else None)
         for name in failures
     )
     return Differences(
@@ -119,16 +121,15 @@ def compare(base: Checked, candidate: Checked, growth: float) -> Differences:
 
 
 def _row(name: str, base: ExactMetrics, candidate: ExactMetrics, growth: float) -> _Difference:
-    words, _, judge, unknown = _ROWS[name]
+    words, _, judge, unknown = ROWS[name]
     values: list[Any] = [base.get(name), candidate.get(name)]
     if values == [None, None]:
         return None
     if None in values and unknown is None:
         known = "base" if values[1] is None else "candidate"
         return False, f"{words}: known of the {known} alone, not compared"
-    source = "flops_counted_source"
     # Formulas of opaque ops price work that a hand-written backward pass need not do.
-    alike = name != "flops_counted" or base.get(source) == candidate.get(source)
+    alike = name != "flops_counted" or base.get(_SOURCE) == candidate.get(_SOURCE)
     old, new = (unknown if value is None else value for value in values)
     found = judge(old, new, growth if alike else None)
     return found and (found[0], words + found[1])

@@ -26,7 +26,6 @@ from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.gate.decide.data import (
     Checked,
-    ExactMetrics,
     GateCell,
     GateRun,
     Round,
@@ -35,6 +34,7 @@ from attnbench.gate.decide.data import (
     Version,
     VersionName,
 )
+from attnbench.gate.decide.exact import METRICS
 from attnbench.gate.decide.sequential import RoundPlan, SequentialDecision
 from attnbench.gate.decide.verdict import beyond_timing, comparable
 from attnbench.gate.run.environments import interpreter_of
@@ -51,7 +51,6 @@ MOST_DISCARDED = 8
 # What may strike a process from outside: a machine that is slow or out of memory, a kill. What is
 # skipped may be so for something larger that failed.
 _MAY_PASS = ("oom", "timeout", "crashed", "error", "skipped")
-_EXACT = tuple(ExactMetrics.__annotations__)
 _Key = tuple[str, str]  # case, implementation
 
 
@@ -263,8 +262,7 @@ def _checked(
         plan = make_plan(asked, runner.reasons(asked), mismatches=mismatches)
         ran = (event for event in runner.run(plan.jobs) if isinstance(event, Record))
         for record in (*plan.decided, *ran):
-            known = record.metrics
-            metrics: Any = {name: known[name] for name in _EXACT if name in known}
+            metrics = {n: record.metrics[n] for n in METRICS if n in record.metrics}
             now = Checked(status=record.status, reason=record.reason, metrics=metrics)
             found[mine[record.cell.key]] = now
     return found

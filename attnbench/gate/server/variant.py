@@ -6,7 +6,6 @@ import contextlib
 import os
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,15 +32,6 @@ _VERIFY_DRAWS = 5
 _HIDING_CYCLES = 2_000_000  # a millisecond, in which the host can issue a call
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Warm:
-    """A cell that was built, found right, and called until warm."""
-
-    cell: Cell
-    bound: Bound
-    tensors: Tensors
-
-
 def main(read: int, write: int) -> None:
     """Serve the requests that come after the config, until there are no more."""
     requests, answers = os.fdopen(read, "rb"), os.fdopen(write, "wb")
@@ -62,7 +52,7 @@ class VariantProcess:
         self, config: protocol.VariantConfig[Cell], requests: BinaryIO, answers: BinaryIO
     ) -> None:
         self._config, self._requests, self._answers = config, requests, answers
-        self._warm: dict[int, _Warm] = {}
+        self._warm: dict[int, tuple[Bound, Tensors]] = {}  # right, and called until warm
         self._last: tuple[Any, ...] = ()  # case, seed, and their reference
 
     def serve(self) -> None:
@@ -129,7 +119,7 @@ class VariantProcess:
             torch.cuda.empty_cache()
             warm_up(bound.call, self._config.device)
         restore_settings()
-        self._warm[number] = _Warm(cell=cell, bound=bound, tensors=tensors)
+        self._warm[number] = bound, tensors
 
     def _reference(self, cell: Cell, tensors: Tensors, seed: int) -> Reference:
         """The float64 reference; of plain attention one for all cells in a row of the same case."""
@@ -148,7 +138,7 @@ class VariantProcess:
         if isinstance(request, protocol.VerifyCell):
             return self._verified(request)
         assert isinstance(request, protocol.TakeSample), "tests are entered, cells are sampled"
-        bound = self._warm[request.cell].bound
+        bound, _ = self._warm[request.cell]
         with torch.set_grad_enabled(bound.grad):
             return self._sampler.take(request, bound.call)
 
@@ -160,16 +150,18 @@ class VariantProcess:
         call may be interrupted or the clock stand still: inputs are changed until a reading is
         within `remembered`, at most a few times, and the fastest call counts.
         """
-        warm, seed = self._warm[request.cell], self._config.seed + 1
+        cell, seed = self._config.cells[request.cell], self._config.seed + 1
+        workload, (bound, tensors) = WORKLOADS.get(cell.case.workload), self._warm[request.cell]
         changed_us: list[float] = []
         for draw in range(_VERIFY_DRAWS):
-            self._overwrite(warm, seed + draw)
-            reference = self._reference(warm.cell, warm.tensors, seed) if draw == 0 else None
-            with torch.set_grad_enabled(warm.bound.grad):
-                changed_us += [us for us in [self._first_us(warm.bound.call)] if us > 0]
+            workload.fill(cell.case, tensors, Draw(seed=seed + draw))
+            with torch.set_grad_enabled(bound.grad):
+                bound.refresh()
+            reference = self._reference(cell, tensors, seed) if draw == 0 else None
+            with torch.set_grad_enabled(bound.grad):
+                changed_us += [us for us in [self._first_us(bound.call)] if us > 0]
                 if reference is not None:
-                    when = " (after the timing, once its inputs changed)"
-                    _judge(warm.cell, warm.bound, reference, when)
+                    _judge(cell, bound, reference, " (after the timing, once its inputs changed)")
             if changed_us and min(changed_us) <= request.remembered * request.fastest_us:
                 break
         return protocol.CellVerified(min(changed_us, default=0.0) / request.fastest_us)
@@ -186,13 +178,6 @@ class VariantProcess:
         end.synchronize()
         ms: float = begin.elapsed_time(end)
         return 1000 * ms
-
-    def _overwrite(self, warm: _Warm, seed: int) -> None:
-        """Fill the inputs with other numbers, where they are, and redo what was prepared."""
-        workload = WORKLOADS.get(warm.cell.case.workload)
-        workload.fill(warm.cell.case, warm.tensors, Draw(seed=seed))
-        with torch.set_grad_enabled(warm.bound.grad):
-            warm.bound.refresh()
 
 
 def _judge(cell: Cell, bound: Bound, reference: Reference, when: str = "") -> None:

@@ -126,7 +126,11 @@ def _same(found: Comparison, same: Compared) -> Iterator[doc.Section]:
     names = {row.key: row.label for row in same.rows}  # other tools' cells have names of their own
     names |= dict(zip((cell.key for cell in cells), own, strict=True))
     changed = _changed(same)
-    found_of = {row.key: _finding(names[row.key], row) for row in same.rows}
+    found_of = {row.key: doc.Finding(
+        sign=SIGNS[row.verdict], verdict=row.verdict, subject=names[row.key], reason=row.reason,
+        test=(row.impl, row.label),
+        figures={"ratio": doc.Value(row.ratio, "change", row.low, row.high)} if row.ratio else {},
+    ) for row in same.rows}  # fmt: skip
 
     def table(rows: Sequence[Row]) -> doc.Table:
         return doc.Table(
@@ -147,7 +151,12 @@ def _same(found: Comparison, same: Compared) -> Iterator[doc.Section]:
             count=doc.Value(len(seen)), least=doc.Value(median(seen), "share"),
         ))  # fmt: skip
     if same.all_moved:
-        yield doc.Section("All cells moved together", [doc.Text([_together(same)])])
+        yield doc.Section("All cells moved together", [doc.Text([doc.sentence(
+            "all times together changed by {shift}, those of earlier runs of equal code by at most"
+            " ± {usual} (99 %, of {count}): the machine did that, or a change common to all cells",
+            shift=doc.Value(math.exp(same.shift.run), "change"),
+            usual=_share(same.spread.shift_bound or 0), count=doc.Value(len(same.spread.shifts)),
+        )])])  # fmt: skip
     yield doc.Section(title, [doc.Text(sentences), table(changed)])
     yield doc.Section("Common to all cells", [doc.Text(list(_common(same)))])
     if against := [of for of in found_of.values() if of.sign == "none"]:
@@ -160,23 +169,6 @@ def _same(found: Comparison, same: Compared) -> Iterator[doc.Section]:
 def _changed(same: Compared) -> list[Row]:
     rows = [row for row in same.rows if row.verdict in ("slower", "faster")]
     return sorted(rows, key=lambda row: -(row.ratio or 0))
-
-
-def _finding(name: str, row: Row) -> doc.Finding:
-    return doc.Finding(
-        sign=SIGNS[row.verdict], verdict=row.verdict, subject=name, reason=row.reason,
-        test=(row.impl, row.label),
-        figures={"ratio": doc.Value(row.ratio, "change", row.low, row.high)} if row.ratio else {},
-    )  # fmt: skip
-
-
-def _together(same: Compared) -> doc.Words:
-    return doc.sentence(
-        "all times together changed by {shift}, those of earlier runs of equal code by at most"
-        " ± {usual} (99 %, of {count}): the machine did that, or a change common to all cells",
-        shift=doc.Value(math.exp(same.shift.run), "change"),
-        usual=_share(same.spread.shift_bound or 0), count=doc.Value(len(same.spread.shifts)),
-    )  # fmt: skip
 
 
 def _common(same: Compared) -> Iterator[doc.Words]:
@@ -242,7 +234,7 @@ def _exact(found: Comparison, names: Mapping[Any, str]) -> Iterator[doc.Finding]
     for key, name in names.items():
         records = found.before.cells[key].record, found.after.cells[key].record
         if records[0] and records[1] and records[0].status == records[1].status == "ok":
-            old, new = (Checked(status="ok", metrics=r.metrics) for r in records if r)  # type: ignore[arg-type]
+            old, new = (Checked(status="ok", metrics=r.metrics) for r in records if r)
             differs = exact_differences(old, new, 0)
             for text in (*differs.failures, *differs.notes):
                 yield doc.Finding(sign="none", verdict="differs", subject=name, reason=text)

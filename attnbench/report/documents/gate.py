@@ -12,7 +12,7 @@ from typing import Any
 
 from attnbench.base import units
 from attnbench.errors import ExitCode
-from attnbench.gate.decide.data import GateRun, Rules, Version
+from attnbench.gate.decide.data import GateRun, Version
 from attnbench.gate.decide.outcome import VERDICTS, Outcome, Row, Verdict
 from attnbench.gate.decide.verdict import missing
 from attnbench.report import document as doc
@@ -33,6 +33,11 @@ READING = (
     " suspects, only the confirmation rounds count). Wins: of a suspect, rounds slower than the"
     " margin; of an ok cell, rounds below the threshold."
 )
+PROMISE = (
+    "A slowdown of {threshold} is detected, or its cell stays inconclusive. Code that is slower by"
+    " less than the margin of {margin} is called a regression in at most {alpha} of runs, if rounds"
+    " are independent and their bias is within the margin."
+)
 _LIBRARIES = ("torch", "cuda", "driver", "python", "blas", "cpu_capability")  # said first
 SUITE = "attnbench gate"
 MOST_PROFILES = 3  # commands that are printed
@@ -46,11 +51,16 @@ def document(run: GateRun, outcome: Outcome, file: Path | None = None) -> doc.Do
     found = [finding(name, row) for _, name, row in rows]
     table = doc.Table(
         columns=COLUMNS, cut="cell",
-        rows=[(*_cells(name, row), of) for (_, name, row), of in zip(rows, found, strict=True)],
+        rows=[(
+            row.cell.impl, row.cell.case.case_id if isinstance(row.cell, MeasuredCell) else "",
+            name, changed(row), doc.Value(wins(row)), of,
+        ) for (_, name, row), of in zip(rows, found, strict=True)],
     )  # fmt: skip
     figure = doc.Figure(title="A dot for every round", draw="rounds.draw_all", of=(run, outcome))
     pairs = (run.base, run.candidate), (run.candidate, run.base)
     versions = {of.name: _version(of, other) for of, other in pairs}
+    promised = "threshold", "margin", "alpha"
+    shares = {name: doc.Value(getattr(run.rules, name), "share") for name in promised}
     count = units.counted(len(rows), "cell")
     counts = units.tally((row.verdict for row in outcome.rows), VERDICTS)
     commands = [("why", line) for line in profiles(run, outcome)]
@@ -59,16 +69,14 @@ def document(run: GateRun, outcome: Outcome, file: Path | None = None) -> doc.Do
     return doc.Document(
         kind="gate", conclusion=_conclusion(outcome), exit_code=outcome.exit_code,
         about=[
-            *(f"{name}: {words}" for name, words in versions.items()), *_alike(run),
+            *(f"{name}: {words}" for name, words in versions.items()), *filter(None, [_alike(run)]),
             doc.sentence("{count}, {common}: {counts}", count=count, common=common, counts=counts)
             if common else f"{count}: {counts}", *_measured(run),
         ],
         created=run.created, spent_s=_total_s(run), commands=commands,
         facts={
             **{name: doc.Value(words) for name, words in versions.items()},
-            **{name: doc.Value(getattr(run.rules, name), "share")
-               for name in ("threshold", "margin", "alpha")},
-            "rounds": doc.Value(_rounds(run)), "environment": doc.Value(_machine(run)),
+            **shares, "rounds": doc.Value(_rounds(run)), "environment": doc.Value(_machine(run)),
         },
         sections=[
             doc.Section("Cells", [
@@ -79,7 +87,7 @@ def document(run: GateRun, outcome: Outcome, file: Path | None = None) -> doc.Do
             doc.Section("Controls", list(_controls(run, outcome))),
             doc.Section("Counts and memory", folded=True, parts=list(_exact(run, names))),
             doc.Section("How it was measured", folded=True, parts=[
-                doc.Text([_promise(run.rules), *_incidents(run, names), *(
+                doc.Text([doc.sentence(PROMISE, **shares), *_incidents(run, names), *(
                     f"{of.name}: {f}" for of in (run.base, run.candidate) for f in of.files)]),
                 doc.Section("Environment", folded=True, parts=[doc.facts(run.environment)]),
                 doc.Section("Options", folded=True, parts=[doc.facts(run.options)]),
@@ -134,11 +142,6 @@ def wins(row: Row) -> str | None:
     return f"{row.wins}/{row.rounds}" if timed and row.wins is not None else None
 
 
-def _cells(name: str, row: Row) -> tuple[doc.Cell, ...]:
-    case_id = row.cell.case.case_id if isinstance(row.cell, MeasuredCell) else ""
-    return row.cell.impl, case_id, name, changed(row), doc.Value(wins(row))
-
-
 def _controls(run: GateRun, outcome: Outcome) -> Iterator[doc.Finding]:
     """What the positive control and the A/A control have shown."""
     found, name = outcome.controls, "positive control"
@@ -167,16 +170,11 @@ def _controls(run: GateRun, outcome: Outcome) -> Iterator[doc.Finding]:
     yield doc.Finding(sign=sign, verdict=verdict, subject=name, reason=reason, test=(SUITE, name))
 
 
-def _alike(run: GateRun) -> Iterator[str]:
-    """How their environments differ, or that the code is the same."""
-    if run.base.environment and run.candidate.environment:
-        yield _environments(run)
-    elif run.options.get("loaded_alike"):
-        yield "every file that was loaded holds the same code in both versions"
-
-
-def _environments(run: GateRun) -> str:
-    """How two environments differ: in their libraries, then in what else is installed in them."""
+def _alike(run: GateRun) -> str:
+    """How two environments differ, libraries first; else whether the code is the same."""
+    if not (run.base.environment and run.candidate.environment):
+        same = "every file that was loaded holds the same code in both versions"
+        return same * bool(run.options.get("loaded_alike"))
     # Where both run in one interpreter, its facts were taken once.
     before = _installed(run.base_environment or run.environment, run.base)
     after = _installed(run.environment, run.candidate)
@@ -210,18 +208,6 @@ def _version(of: Version, other: Version) -> str:
     where = f"{of.environment.label}; " if of.environment else ""
     changes = of.changes or "with uncommitted changes" * of.dirty
     return f"{where}{words}{', ' * bool(changes)}{changes}"
-
-
-def _promise(rules: Rules) -> doc.Sentence:
-    """What the run set out to find, and how often it may be wrong."""
-    return doc.sentence(
-        "A slowdown of {threshold} is detected, or its cell stays inconclusive. Code that is slower"
-        " by less than the margin of {margin} is called a regression in at most {alpha} of runs, if"
-        " rounds are independent and their bias is within the margin.",
-        threshold=doc.Value(rules.threshold, "share"),
-        margin=doc.Value(rules.margin, "share"),
-        alpha=doc.Value(rules.alpha, "share"),
-    )
 
 
 def _machine(run: GateRun) -> str:
@@ -310,7 +296,7 @@ def _exact(run: GateRun, names: Sequence[str]) -> Iterator[doc.Part]:
     for number, name in enumerate(names):
         both = [run.checks[number]["base"], run.checks[number]["candidate"]]
         known: list[dict[str, Any]] = [
-            {"status": f"{of.status}: {of.reason}" if of.reason else of.status} | of.metrics
+            {"status": f"{of.status}: {of.reason}" if of.reason else of.status, **of.metrics}
             for of in both
         ]
         right = all(of.status == "ok" for of in both)

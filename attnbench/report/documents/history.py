@@ -62,7 +62,9 @@ def _sections(series: Series) -> list[doc.Section]:
     suspicious: list[Sequence[doc.Cell]] = []
     for line, one in steps:
         if one.verdict == "suspicious":
-            suspicious.append((names[line], _why(series, one), *_step(series, one)))
+            number = f" {series.marks.index(one.mark) + 1}" if one.mark else ""
+            why = ", ".join(word + number * (word == "environment") for word in one.why)
+            suspicious.append((names[line], why, *_step(series, one)))
         else:
             verdict = doc.Finding(sign=SIGNS[one.verdict], verdict=one.verdict, subject=names[line])
             sure.append((names[line], verdict, *_step(series, one)))
@@ -120,12 +122,6 @@ def _place(series: Series, at: int) -> str:
     run = series.runs[at]
     dirty = "+" if run.dirty else ""
     return f"{run.when:%Y-%m-%d} {run.commit[:7] + dirty if run.commit else run.run}"
-
-
-def _why(series: Series, found: Found) -> str:
-    """`few runs, environment 2, together`."""
-    number = f" {series.marks.index(found.mark) + 1}" if found.mark else ""
-    return ", ".join(word + number * (word == "environment") for word in found.why)
 
 
 def _names(series: Series) -> dict[Line, str]:

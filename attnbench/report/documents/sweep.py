@@ -140,7 +140,18 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> d
         doc.Section("Wall time", list(_spent(run)), folded=not brief),
         doc.Section("Environment", [doc.facts(run.shared(run.environments))], folded=True),
         doc.Section("Options", [doc.facts(run.info.get("options") or {})], folded=True),
-        doc.Section("How to read the columns", list(_columns(frame)), folded=True),
+        doc.Section(
+            "How to read the columns",
+            [
+                {
+                    head: doc.Value(
+                        "; ".join(COLUMNS.get(name).meaning for name in SUMMARY[key][1])
+                    )
+                    for key, head in _headers(frame).items()
+                }
+            ],
+            folded=True,
+        ),
     ]
     return doc.Document(
         kind="report", created=run.info.get("created") or "",
@@ -214,17 +225,12 @@ def results_table(
         yield doc.Text([doc.sentence(f"in all rows: {text}", **known)], quiet=True)
 
 
-def _largest(frame: pd.DataFrame) -> pd.DataFrame:
-    """All rows if they are few, else those of the largest n of each workload, with a result."""
-    measured = frame[frame["status"] == "ok"]
-    if len(measured) <= SHOWN:
-        return measured
-    top = measured.groupby("workload")["seq_len"].transform("max")
-    return measured[measured["seq_len"] == top].head(SHOWN)
-
-
 def _results(frame: pd.DataFrame, where: str) -> Iterator[doc.Part]:
-    shown = _largest(frame)
+    """All rows with a result if they are few, else those of the largest n of each workload."""
+    measured = shown = frame[frame["status"] == "ok"]
+    if len(measured) > SHOWN:
+        top = measured.groupby("workload")["seq_len"].transform("max")
+        shown = measured[measured["seq_len"] == top].head(SHOWN)
     if shown.empty:
         return
     bold = "Bold: the fastest of a case, and all that cannot be told apart from it."
@@ -234,7 +240,7 @@ def _results(frame: pd.DataFrame, where: str) -> Iterator[doc.Part]:
         f"* {row['impl']}, n={row['seq_len']}: {row['speedup_reason']}"
         for row in odd[odd["speedup"].notna()].head(3).to_dict("records")
     ]
-    if left_out := int((frame["status"] == "ok").sum()) - len(shown):
+    if left_out := len(measured) - len(shown):
         notes.append(f"Only the largest n; {left_out} more rows: attnbench export {where}")
     yield doc.Text(notes, quiet=True)
 
@@ -394,19 +400,6 @@ def limit_rows(environment: Mapping[str, Any]) -> list[tuple[str, doc.Value, doc
             "last cache": (doc.Value(found.cache_bytes, "bytes"), doc.Value(cache, "bytes")),
         }
     return [(name, *pair) for name, pair in rows.items() if pair[0].number is not None]
-
-
-def _columns(frame: pd.DataFrame) -> Iterator[doc.Part]:
-    meanings: doc.Facts = {
-        head: doc.Value("; ".join(COLUMNS.get(name).meaning for name in SUMMARY[key][1]))
-        for key, head in _headers(frame).items()
-    }
-    yield meanings
-    every = {
-        column.name: doc.Value(column.meaning + f" [{column.unit}]" * bool(column.unit))
-        for _, column in COLUMNS.items()
-    }
-    yield doc.Section("All columns of the export", [every], folded=True)
 
 
 def _figures(

@@ -30,7 +30,8 @@ def render(
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
         return environment.get_template("document.html.jinja").render(
-            document=document, written=written, kind=_kind,
+            document=document, written=written,
+            kind=lambda of: "facts" if isinstance(of, Mapping) else type(of).__name__.lower(),
             looks=looks_of(_impls(document.sections)),
             drawn=lambda figure: _drawn(figure, folder or Path(scratch), failed),
         )  # fmt: skip
@@ -66,7 +67,3 @@ def _drawn(figure: doc.Figure, folder: Path, failed: list[str] | None) -> dict[s
             failed.append(why)
         return {"groups": [], "note": why}
     return {"groups": groups, "note": ""}
-
-
-def _kind(part: Any) -> str:
-    return "facts" if isinstance(part, Mapping) else type(part).__name__.lower()

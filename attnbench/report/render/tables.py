@@ -56,7 +56,6 @@ def grid(
     if cut and free < 0:
         widths[cut] = max(widths[cut] + free, min(widths[cut], _LEAST))
         columns[cut] = tuple(_without_middle(cell, widths[cut]) for cell in columns[cut])
-        texts = [list(row) for row in zip(*columns.values(), strict=True)]
         full[cut] = widths[cut]
     for name in sorted(set(widths) - {*whole, *right, cut}, key=lambda n: -widths[n]):
         if free < 0:  # words are split where they are longest
@@ -73,8 +72,8 @@ def grid(
         found.add_column(
             name, width=widths[name], overflow="fold", justify="right" if name in right else "left"
         )
-    for row in texts:
-        found.add_row(*(cell for n, cell in zip(header, row, strict=True) if n in widths))
+    for row in zip(*(columns[name] for name in widths), strict=True):
+        found.add_row(*row)
     return found
 
 

@@ -145,23 +145,15 @@ def rows(columns: Sequence[Column]) -> list[tuple[Shown, ...]]:
     return list(zip(*(column.cells for column in columns), strict=True))
 
 
-class Reason(NamedTuple):
-    """Why some subjects have their verdict, or a note on them."""
-
-    sign: doc.Sign
-    subjects: str
-    why: str
-
-
-def reasons(parts: Iterable[doc.Part]) -> list[Reason]:
-    """What findings say beside their verdicts; subjects that share it are named together."""
+def reasons(parts: Iterable[doc.Part]) -> list[tuple[doc.Sign, str, str]]:
+    """What findings say beside their verdicts: sign, subjects that share it, and why."""
     sharing: dict[tuple[doc.Sign, str], list[str]] = {}
     for of in parts:
         if isinstance(of, doc.Finding):
             found = [(of.sign, words(of.reason))] if of.reason else []
             for key in (*found, *(("none", f"note: {clean(note)}") for note in of.notes)):
                 sharing.setdefault(key, []).append(clean(of.subject))  # type: ignore[arg-type]
-    return [Reason(sign, listed(names), why) for (sign, why), names in sharing.items()]
+    return [(sign, listed(names), why) for (sign, why), names in sharing.items()]
 
 
 def listed(names: Sequence[str]) -> str:
