@@ -73,7 +73,7 @@ def workspace_sentence(rows: pd.DataFrame) -> str:
     if baseline in least or baseline not in of or of_tokens:
         return ""
     sizes = units.size(of[least[0]]), units.size(of[baseline])
-    where = label(known.iloc[0], ["workload", "pass", "dtype", "mask", "seq_len"])
+    where = label(known.iloc[0], ["workload", "pass", "dtype", "mask", "projection", "seq_len"])
     return (
         f"{where}: the least workspace is {sizes[0]} ({', '.join(least)}); {baseline} needs"
         f" {sizes[1]}."
@@ -88,9 +88,12 @@ def share_sentence(rows: pd.DataFrame) -> str:
         if (share := number_of(row, "core_share"))[1]:
             value, *ends = (f"{100 * (end or 0):.0f}" for end in share)
             parts.append(f"{value} % [{'–'.join(ends)}] with {row['impl']}")
-    where = label(case.iloc[0], ["workload", "pass", "dtype", "mask", "seq_len"]) if parts else ""
+    if not parts:
+        return ""
+    where = label(case.iloc[0], ["workload", "pass", "dtype", "mask", "projection", "seq_len"])
     takes = f"{where}: of the layer's time attention takes {', '.join(parts)}"
-    return f"{takes}; projections and positions take the rest." if parts else ""
+    rest = "projections" + " and positions" * (case["position"].iloc[0] != "none")
+    return f"{takes}; {rest} take the rest."
 
 
 def cache_sentence(run: Run, rows: pd.DataFrame) -> str:

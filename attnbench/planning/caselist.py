@@ -104,10 +104,12 @@ def _one(where: str, pairs: Iterable[tuple[Any, Any]], workload: str) -> list[Ax
 def _ragged(lengths: str, masks: str = "full", **given: Any) -> list[dict[str, Any]]:
     """A batch of items of these lengths: padded, and packed."""
     sizes, clash = _LENGTHS.read(lengths), given.keys() & _BY_LENGTHS
-    known = masks in ("full", "causal") and given["workload"] == "attention" and not clash
-    if not isinstance(sizes, tuple) or not known:
+    wrong = [f"{KEYWORDS[name].field} is given" for name in sorted(clash)]
+    wrong += [f"mask is {masks}"] * (masks not in ("full", "causal"))
+    wrong += [f"workload is {given['workload']}"] * (given["workload"] != "attention")
+    if not isinstance(sizes, tuple) or wrong:
         more = "in place of B, L, n, S, in workload attention with mask full or causal"
-        raise UsageError(f"lengths takes {_LENGTHS}, {more}")
+        raise UsageError(f"lengths takes {_LENGTHS}, {more}: {', '.join(wrong) or lengths}")
     text = f"{'+'.join(map(str, sizes))}:causal={masks == 'causal':d}"
     padded = {"batch_sizes": len(sizes), "seq_lens": max(sizes), "masks": f"padding:{text}"}
     return [given | padded, given | {"seq_lens": sum(sizes), "masks": f"document:{text}"}]
