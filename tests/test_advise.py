@@ -69,9 +69,10 @@ def test_the_verdict_of_a_call(tmp_path, times, verdict, best, sure):
     ("second", "verdict"), [((110.0, 100.0), "switch"), ((100.0, 108.0), "keep"), ((), "likely")]
 )
 def test_a_small_gain_is_sure_once_a_fresh_process_finds_it_again(tmp_path, second, verdict):
-    records = [timed("sdpa", 110.0), timed("naive", 100.0)]
+    records = [timed("sdpa", 110.0, lost_to="chunked", lost_by=1.1), timed("naive", 100.0)]
+    records.append(timed("chunked", 105.0))
     for impl, us in zip(("sdpa", "naive"), second, strict=False):
-        again = timed(impl, us)
+        again = timed(impl, us, lost_to="naive" if impl == "sdpa" else None, lost_by=1.1)
         samples = [structs.replace(sample, process=1) for sample in again.samples]
         records.append(replace(again, process=1, samples=tuple(samples)))
     _, [found] = advice_of(tmp_path, *records)

@@ -78,6 +78,7 @@ def advices(run: Run, frame: pd.DataFrame, asked: Steps | None = None) -> list[A
     call that several steps make is listed under the first.
     """
     cells = {record.cell.key: record for record in run.records}
+    cut_off = {part.cell.case.case_id for part, _ in interrupted(run)}
     steps: Steps = asked or run.info.get("steps") or {}
     of = [(case_id, (step, n)) for step, calls in steps.items() for case_id, n in calls.items()]
     if not of:
@@ -89,9 +90,8 @@ def advices(run: Run, frame: pd.DataFrame, asked: Steps | None = None) -> list[A
         uneven = rows["unsteady"].fillna("").str.contains("uneven")  # their mean is another matter
         exact = rows["approx_error"].isna() & rows["suspect"].isna() & ~uneven
         timed = rows[rows["time_us"].notna() & exact]
-        raced = [cells[case_id, impl].metrics.get("lost_to") for impl in timed["impl"]]
-        if any(name and (case_id, name) not in cells for name in raced):
-            continue  # who was ahead has no time yet: it was interrupted
+        if case_id in cut_off:
+            continue  # who was ahead has no time yet
         if len(timed) > 1 or (len(timed) and DEFAULT not in set(timed["impl"])):
             found.append(_one(run, cells[case_id, rows["impl"].iloc[0]], step, count, rows, timed))
     return found[::-1]
@@ -148,13 +148,13 @@ def _one(
     )  # fmt: skip
 
 
-def interrupted(run: Run) -> Iterator[tuple[str, str, float]]:
-    """Of races that were cut off: a name, who was ahead and has no record yet, how many times."""
+def interrupted(run: Run) -> Iterator[tuple[Record, str]]:
+    """Of races that were cut off: who lost, in one process, and who was ahead without a record."""
     cells = {record.cell.key for record in run.records}
-    for record in run.records:
-        ahead = record.metrics.get("lost_to")
-        if ahead and (record.cell.case.case_id, ahead) not in cells:
-            yield record.cell.impl, ahead, record.metrics["lost_by"]
+    for part in run.parts:
+        ahead = part.metrics.get("lost_to")
+        if ahead and (part.cell.case.case_id, ahead) not in cells:
+            yield part, ahead
 
 
 def of_step(found: Sequence[Advice], calls: Mapping[str, int]) -> tuple[float, Ratio]:

@@ -121,9 +121,9 @@ def _sentences(
     """For each call the advice, then what it saves of the layer; then of each step."""
     if left_out := run.info.get("left_out"):
         yield f"The model also has what these calls leave out, and your choice must do: {left_out}."
-    for name, ahead, times in analysis.interrupted(run):
-        long = f"{units.digits(times)} times as long"
-        yield f"Until it was interrupted, {name} took {long} as {ahead}."
+    for part, ahead in analysis.interrupted(run):
+        long = f"{units.digits(part.metrics['lost_by'])} times as long"
+        yield f"Until it was interrupted, {part.cell.impl} took {long} as {ahead}."
     for each in sorted(found, key=lambda a: analysis.WORST_FIRST.index(a.verdict))[:SAID]:
         yield f"{_name(each, found)}: {_sentence(each)}."
         share = analysis.layer_share(run, frame, each)
