@@ -17,6 +17,7 @@ from attnbench.measure.engine import COMPILED, STEPPED_BACK, Measurement
 from attnbench.measure.race import Race
 from attnbench.measure.sampling import (
     MOST_CALLS,
+    Calls,
     StoppingRule,
     Target,
     UnmeasurableError,
@@ -484,7 +485,7 @@ def test_work_that_only_some_calls_do_is_told_from_what_all_meet(
 def test_a_core_that_slows_down_when_the_others_have_left_is_not_the_kernels_work(loop_us, found):
     def timed(rounds, us, loop_us):
         least = Sample(round=0, position=0, calls=1, time_us=100.0, e2e_us=100.0)
-        calls = [(0, 100.0, 1, 26.0)] * 5 + [*((number, us, 1, loop_us) for number in rounds)]
+        calls = [Calls(0, 100.0, 1, 26.0)] * 5 + [Calls(n, us, 1, loop_us) for n in rounds]
         return Target(call=lambda: None, samples=[least], all_calls=calls)
 
     late, gone = timed(range(3, 40), 300.0, loop_us), timed(range(1, 3), 105.0, 26.0)

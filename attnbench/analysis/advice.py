@@ -11,13 +11,12 @@ import pandas as pd
 from attnbench.analysis.leads import number_of
 from attnbench.analysis.pairs import decided
 from attnbench.analysis.table import Ratio, time_ratio
-from attnbench.base.stats import median
+from attnbench.base.stats import CLOSE, median
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.store.runs import Run
 from attnbench.theory.choices import DEFAULT, as_transformers
 
-LEVEL = 1.05  # what is within this of the best, and surely so, is level with it
 LITTLE = 1.02  # not worth a change
 CLEAR = 1.2  # above this one process will do; below it another one has to find the same
 Steps = Mapping[str, Mapping[str, int]]  # by step: how often it makes each call, by the case's id
@@ -50,7 +49,7 @@ class Advice:
         """Whether the verdict rests on an interval."""
         high = self.regret[2]
         return self.verdict == "switch" or (
-            self.verdict == "keep" and high is not None and high < LEVEL
+            self.verdict == "keep" and high is not None and high < CLOSE
         )
 
     @property
@@ -93,30 +92,28 @@ def advices(run: Run, frame: pd.DataFrame, asked: Steps | None = None) -> list[A
         if case_id in cut_off:
             continue  # who was ahead has no time yet
         if len(timed) > 1 or (len(timed) and DEFAULT not in set(timed["impl"])):
-            found.append(_one(run, cells[case_id, rows["impl"].iloc[0]], step, count, rows, timed))
+            case = cells[case_id, rows["impl"].iloc[0]].cell.case
+            found.append(_one(run, case, step, count, rows, timed))
     return found[::-1]
 
 
 def _one(
-    run: Run, any_record: Record, step: str, count: int, rows: pd.DataFrame, timed: pd.DataFrame
+    run: Run, case: Case, step: str, count: int, rows: pd.DataFrame, timed: pd.DataFrame
 ) -> Advice:
-    case, processes = any_record.cell.case, dict[int, dict[str, Record]]()
+    processes: dict[int, dict[str, Record]] = {}
     for part in run.parts:
         if part.cell.case == case and part.samples:
             processes.setdefault(part.process, {})[part.cell.impl] = part
-    merged = {r.cell.impl: r for r in run.records if r.cell.case == case}
+    merged = {record.cell.impl: record for record in run.records if record.cell.case == case}
 
-    def against(name: str, other: str) -> tuple[Ratio, int]:
-        """The ratio of two, and of how many processes: up to five of these are its interval."""
+    def against(name: str, other: str) -> tuple[Ratio, bool]:
+        """The ratio of two, and whether several processes give it: two to five are its interval."""
         both = [of for of in processes.values() if name in of and other in of]
-        if not 1 < len(both) < 6:
-            return time_ratio(run, merged[name], merged[other]), len(both)
-        values, lows, highs = zip(
-            *(time_ratio(run, of[name], of[other]) for of in both), strict=True
-        )
-        if None in lows:
-            return time_ratio(run, merged[name], merged[other]), 1
-        return (median(values), min(lows), max(highs)), len(both)
+        each = [time_ratio(run, of[name], of[other]) for of in both]
+        values, lows, highs = zip(*each, strict=True) if each else ((), (), ())
+        if not 1 < len(both) < 6 or None in lows:
+            return time_ratio(run, merged[name], merged[other]), len(both) > 5
+        return (median(values), min(lows), max(highs)), True
 
     names = [str(name) for name in timed["impl"]]
     best = names[0]
@@ -132,16 +129,16 @@ def _one(
         ends = [high for n in names if n != best and (high := against(best, n)[0][2])]
         regret, verdict = (1.0, 1.0, max(1.0, *ends)) if ends else (1.0, None, None), "keep"
     elif default is not None:
-        regret, count_of = against(DEFAULT, best)
+        regret, again = against(DEFAULT, best)
         value, low, high = regret
         assert value is not None
-        if value < LITTLE or (high is not None and high < LEVEL):
+        if value < LITTLE or (high is not None and high < CLOSE):
             verdict, level = "keep", (*(n for n in (best, *level) if n != DEFAULT),)
             best = DEFAULT
-        elif low is not None and low > (1.0 if count_of > 1 else CLEAR):
+        elif low is not None and low > (1.0 if again else CLEAR):
             verdict = "switch"
         else:
-            verdict = "likely" if value > LEVEL and low is not None else "open"
+            verdict = "likely" if value > CLOSE and low is not None else "open"
     return Advice(
         case=case, step=step, count=count, rows=rows, best=by_name[best], default=default,
         regret=regret, verdict=verdict, level=level,
@@ -184,33 +181,30 @@ def transformers_choice(advice: Advice, run: Run) -> tuple[str, Ratio]:
     return name, time_ratio(run, cells.get(name), cells.get(str(advice.best["impl"])))
 
 
-def changes(run: Run, found: list[Advice]) -> Iterator[Change]:
+def changes(run: Run, found: Sequence[Advice]) -> Iterator[Change]:
     """What the way of calling the default costs, of what was measured both ways."""
     cells = {record.cell.key: record for record in run.records}
-    for advice in found:
-        case = advice.case
-        pairs = [
-            ("keys expanded to every head", "enable_gqa=True", case, "sdpa-expanded"),
-        ]
+    cases = dict.fromkeys(record.cell.case for record in run.records)
+    for case in (advice.case for advice in found):
+        mine = case, DEFAULT
+        ways = [("keys expanded to every head", "enable_gqa=True", (case, "sdpa-expanded"), mine)]
         if case.unmasked or (case.mask.text == "causal" and case.seq_len == case.kv_len):
             plain = "no mask" if case.unmasked else "is_causal=True"
-            pairs.append(("a dense attn_mask", plain, case, "sdpa-mask"))
+            ways.append(("a dense attn_mask", plain, (case, "sdpa-mask"), mine))
         if case.layout != "BHLD":
-            pairs.append((f"q, k, v in {case.layout}", "q, k, v contiguous in BHLD",
-                          replace(case, layout="BHLD"), DEFAULT))  # fmt: skip
-        for record in run.records:
-            other = record.cell.case
-            if other.unpadded == case != other and case.seq_len == 1:
-                pairs.append((f"a cache of {other.kv_len} with a mask", "the cache sliced",
-                              other, DEFAULT))  # fmt: skip
-        if case.unpadded != case and case.seq_len > 1:
-            pairs.append(("a padded batch", "documents packed", case.unpadded, DEFAULT))
-        for slow, fast, other, impl in pairs:
-            own = cells.get((case.case_id, DEFAULT)), cells.get((other.case_id, impl))
-            better = case.layout != other.layout or case.unpadded == other
-            above, below = own if better and impl == DEFAULT else own[::-1]
-            if (known := time_ratio(run, above, below))[0] is not None:
-                yield Change(case=case, slower=slow, faster=fast, ratio=known)
+            contiguous = replace(case, layout="BHLD"), DEFAULT
+            strided = f"q, k, v in {case.layout}"
+            ways.append((strided, "q, k, v contiguous in BHLD", mine, contiguous))
+        if case.seq_len > 1:
+            ways.append(("a padded batch", "documents packed", mine, (case.unpadded, DEFAULT)))
+        for other in (x for x in cases if x.unpadded == case != x and case.seq_len == 1):
+            whole = f"a cache of {other.kv_len} with a mask"
+            ways.append((whole, "the cache sliced", (other, DEFAULT), mine))
+        for slower, faster, *both in ways:
+            above, below = (cells.get((of.case_id, impl)) for of, impl in both)
+            known = time_ratio(run, above, below)
+            if above is not below and known[0] is not None:
+                yield Change(case=case, slower=slower, faster=faster, ratio=known)
 
 
 def layer_share(run: Run, frame: pd.DataFrame, advice: Advice) -> float | None:
@@ -222,8 +216,5 @@ def layer_share(run: Run, frame: pd.DataFrame, advice: Advice) -> float | None:
     same &= frame["seq_len"] == (case.kv_len if case.seq_len == 1 else case.seq_len)
     if not same.any() or advice.default is None:
         return None
-    if share := number_of(frame[same].iloc[0], "core_share")[0]:
-        return share
-    if (time_us := number_of(frame[same].iloc[0], "time_us")[0]) is None:
-        return None
-    return min(1.0, float(advice.default["time_us"]) / time_us)
+    share, time_us = (number_of(frame[same].iloc[0], name)[0] for name in ("core_share", "time_us"))
+    return share or (time_us and min(1.0, float(advice.default["time_us"]) / time_us))

@@ -74,6 +74,7 @@ def sequence_rank(n: int, confidence: float = 0.95) -> int | None:
 # For either end of an interval that knows one process. Two of the same code differ, persistently
 # (address layout, page placement): by 1.4 to 2.6 % in the median of eight cells in ten runs.
 PROCESS_MARGIN = 1.03
+CLOSE = 1.05  # two whose ratio is known to lie within this of 1 are not worth telling apart
 
 
 def quotient_interval(

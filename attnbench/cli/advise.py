@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from attnbench.base.signals import EndedError
 from attnbench.cli.options import (
     AXIS_FIELDS,
     RUN,
@@ -39,15 +40,16 @@ _OF_A_RUN = ("run", "output", "format_", "as_json", "quiet")
 def advise(**options: Any) -> None:
     """Say which attention is best for your calls.
 
-    The calls are those of --model, of --case, or of the axes. All that could serve them is checked,
-    then raced within --budget: what is decided is timed no further, and time goes first where a
-    step spends most. With RUN, a folder, a name, `latest` or `previous`, nothing is measured. For
-    calls that a stored run of this machine has all of, it is used, unless --budget is given.
+    The calls are those of --model, of --case, or of the axes. Every implementation that supports
+    them is checked, then timed within --budget: whatever is clearly slower drops out, and the calls
+    that a step spends most in come first. With RUN, a folder, a name, `latest` or `previous`,
+    nothing is measured. If a stored run of this machine tried all that is asked, it is used;
+    --budget measures again.
 
-    Each call has the best implementation, what the default (sdpa) costs beside it, with an
-    interval, the memory of both, and a line of torch or transformers to change. Exits 1 where sdpa
-    or an implementation of yours is wrong, 2 where there is nothing to compare, 3 where all calls
-    stay open.
+    For each call: the best implementation, what the default (sdpa) costs beside it, with an
+    interval, the memory of both, and the line of torch or transformers to change. Exits 1 if sdpa
+    or an implementation of yours is wrong, 2 if there is nothing to compare, 3 if no call is
+    decided.
     """
     from attnbench.cli.progress import AdviceDisplay
     from attnbench.execution import session
@@ -67,7 +69,7 @@ def advise(**options: Any) -> None:
     with AdviceDisplay(quiet=options["quiet"]) as display:
         try:
             path = follow(session.sweep(request), display.show)
-        except BaseException:
+        except (KeyboardInterrupt, EndedError):
             if display.path is not None:  # what is known so far
                 display.close()
                 show(document(load_run(display.path), interrupted=True), options)
@@ -116,7 +118,7 @@ def _request(options: dict[str, Any]) -> SweepRequest:
             max_time_s=budget_s, race_s=budget_s, kept=(DEFAULT,),
         ),
         output=options["output"], name=options["name"], baseline=DEFAULT,
-        max_total_time_s=budget_s, race=True, stored="budget_s" not in given(),
+        max_total_time_s=budget_s, stored="budget_s" not in given(),
         options={
             "command": "advise", "budget_s": budget_s,
             "not_compiled": [] if axes["impls"] else list(slow),

@@ -8,49 +8,35 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnbench.base import units
 from attnbench.errors import StoreError, UsageError
-from attnbench.machine.host import same_machine
 from attnbench.planning.advice import by_share
 from attnbench.planning.forecast import Forecast
 from attnbench.planning.plan import Job, Plan, jobs_of
 from attnbench.schema.record import Cell, Record
-from attnbench.store.folder import SWEEP, RunFolder
-from attnbench.store.runs import load_info, load_run
+from attnbench.store.runs import load_run
 from attnbench.theory.choices import DEFAULT
 
 if TYPE_CHECKING:
+    from attnbench.execution.process import Settings
     from attnbench.execution.runner import Executor
-    from attnbench.execution.session import SweepRequest
 
 _START_S = 1.0  # of the processes of a group, beside what the forecast has
 _FIRST = 0.75  # of the time that is left, for the first process: the second needs some
 
 
-def counts_of(steps: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    """How often any step makes each call, by the case's id."""
-    found: dict[str, int] = {}
-    for calls in steps.values():
-        for case_id, count in calls.items():
-            found[case_id] = found.get(case_id, 0) + count
-    return found
-
-
-def stored(plan: Plan, environment: Mapping[str, Any], request: SweepRequest) -> Path | None:
-    """The latest run of this machine that tried all that is asked of every call; None of files."""
+def stored(plan: Plan, runs: Iterable[Path], settings: Settings) -> Path | None:
+    """The first of these runs that tried all that is asked of every call; None of files."""
     counts = Counter(cell.case.case_id for cell in plan.cells)
     asked = {cell.key for cell in plan.cells if counts[cell.case.case_id] > 1}
-    for folder in reversed(RunFolder.all_in(SWEEP, request.output)):
+    defaults = {(case_id, DEFAULT) for case_id, _ in asked}
+    for path in () if settings.files else runs:
         with contextlib.suppress(StoreError):  # a damaged one is not what was asked about
-            alike = same_machine(load_info(folder.path).get("environment") or {}, environment)
-            if alike and not request.settings.files:
-                known = {r.cell.key: r for r in load_run(folder.path).records}
-                timed = {key for key, record in known.items() if record.samples}
-                cases = {case_id for case_id, _ in asked}
-                if asked <= known.keys() and all((i, DEFAULT) in timed for i in cases):
-                    return folder.path
+            known = {record.cell.key: record for record in load_run(path).records}
+            if asked <= known.keys() and all(known[key].samples for key in defaults):
+                return path
     return None
 
 

@@ -63,9 +63,8 @@ class SweepRequest:
     `max_total_time_s` no group of cells begins any more, nor one that would end later. `ray` is the
     address of a cluster to measure on, in place of this machine. `baseline` is the implementation
     that the run's ratios are against, unless another is asked for when it is read. `left_out` is
-    what a model has and no case of the sweeps. In a `race` the time is a budget, which goes where
-    a step spends most, and what is decided is timed no further; `stored` is whether a run of this
-    machine that has all of it will do.
+    what a model has and no case of the sweeps. If `stored`, a run of this machine will do that
+    tried all of it. In a race (`Settings.race_s`) the time goes first where a step spends most.
     """
 
     sweeps: tuple[Axes, ...]
@@ -78,7 +77,6 @@ class SweepRequest:
     ray: str | None = None
     baseline: str | None = None
     left_out: str = ""
-    race: bool = False
     stored: bool = False
 
 
@@ -105,16 +103,17 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
         require("implementation", filter(None, [request.baseline]), names, "--baseline")
         if request.shard is not None:
             plan = sharded(whole, *request.shard)
-        if request.stored and (known := advising.stored(plan, catalogue.environment, request)):
-            return known
+        here, race = catalogue.environment, request.settings.race_s is not None
+        if request.stored:
+            runs = _runs_here(request.output, here)
+            if known := advising.stored(plan, reversed(runs), request.settings):
+                return known
         forecast = None
         if dry_run or request.max_total_time_s:
-            limit_s, here = request.max_total_time_s, catalogue.environment
-            forecast = _forecast(plan, runner, here, request.output, limit_s)
-        if request.race and forecast is not None:
+            forecast = _forecast(plan, runner, here, request.output, request.max_total_time_s)
+        if race and forecast is not None:
             advising.check_budget(plan, forecast, time.perf_counter() - runner.began)
-        threads = catalogue.environment["threads"]
-        steps = steps_of(request.sweeps, catalogue.device, threads)
+        steps = steps_of(request.sweeps, catalogue.device, here["threads"])
         if dry_run:
             yield Planned(plan, None, forecast, steps)
             return None
@@ -142,7 +141,7 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
         with new_run(request.output, request.name, info) as folder:
             yield Planned(plan, folder.path, forecast)
             machines = _Machines(folder, load_info(folder.path))
-            counts = advising.counts_of(steps) if request.race else None
+            counts = sum(map(Counter, steps.values()), Counter()) if race else None
             yield from _measure(plan, runner, folder, machines, forecast, counts)
             return folder.path
 
@@ -318,12 +317,7 @@ def _forecast(
     timing = TIMING if race else (runner.settings.min_time_s, runner.settings.max_time_s)
     forecast = Forecast(timing, limit_s=limit_s, rounds=ROUNDS if race else None)
     forecast.needs, forecast.free = runner.needs([c for job in plan.jobs for c in job.cells()])
-    alike = list[Path]()
-    for folder in RunFolder.all_in(SWEEP, output):
-        with contextlib.suppress(StoreError):  # damaged: it is not what was asked about
-            if same_machine(load_info(folder.path).get("environment") or {}, environment):
-                alike.append(folder.path)
-    for path in alike[-_LEARNED_FROM:]:
+    for path in _runs_here(output, environment)[-_LEARNED_FROM:]:
         with contextlib.suppress(StoreError):
             run = load_run(path)
             known = run.info.get("settings") or {}
@@ -331,6 +325,16 @@ def _forecast(
             for part in run.parts:
                 forecast.learn(part, own)
     return forecast
+
+
+def _runs_here(output: Path, environment: Facts) -> list[Path]:
+    """The runs of a machine like this one, the oldest first."""
+    found = []
+    for folder in RunFolder.all_in(SWEEP, output):
+        with contextlib.suppress(StoreError):  # damaged: it is not what was asked about
+            if same_machine(load_info(folder.path).get("environment") or {}, environment):
+                found.append(folder.path)
+    return found
 
 
 def _measure(

@@ -26,6 +26,7 @@ from attnbench.measure.race import Race
 from attnbench.measure.sampling import (
     FEWEST,
     SAMPLE_US,
+    Calls,
     StoppingRule,
     Target,
     UnmeasurableError,
@@ -221,7 +222,7 @@ class Measurement:
             all_calls += target.calls * len(batches)
             known_us = [us for us in probes if us]
             loop_us = sum(known_us) / len(known_us) if known_us else 0.0
-            target.all_calls.append((place[0], all_us / units, all_calls, loop_us))
+            target.all_calls.append(Calls(place[0], all_us / units, all_calls, loop_us))
         if why == STEPPED_BACK:
             codes = [sample.discard_code for sample in target.samples]
             if (backward := codes.count(why.code)) >= MOST_IN_VAIN and 2 * backward > len(codes):
@@ -250,7 +251,7 @@ class Measurement:
         """The rule decides; but nothing waits for ever for samples that count."""
         if self.rule.done(target.fastest_us, target.spent_s):
             calls = target.calls * target.batches * len(target.samples)
-            each_us = [us / count for _, us, count, _ in target.all_calls]
+            each_us = [of.cpu_us / of.calls for of in target.all_calls]
             slow = sum(us > TWICE * min(each_us) for us in each_us)
             seldom = slow * SELDOM < len(each_us) or not slow
             enough = calls >= SETTLED_CALLS and (seldom or slow >= SLOW_SAMPLES)

@@ -6,23 +6,22 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from attnbench.base.stats import PROCESS_MARGIN, median, sequence_rank
+from attnbench.base.stats import CLOSE, PROCESS_MARGIN, median, sequence_rank
 from attnbench.measure.sampling import FEWEST, Target
 
-LEVEL = 1.05  # two whose ratio is known to lie within this of 1 are level
-KNOWN = 1.05  # half the width, as a ratio, up to which one that is kept is timed on
+KNOWN = 1.05  # half the width, as a ratio, down to which one that is kept is timed on
 
 
 @dataclass(kw_only=True)
 class Race:
     """Which targets to time no further: their ratio to the fastest is decided.
 
-    Looked at after every round, the interval of a fixed number of rounds would err in a third of
+    An interval for a fixed number of rounds, looked at after every round, would err in a third of
     all long races; so it is one of `sequence_rank`. What two processes of the same code differ by
-    is added to it. Names are `heat name`: those of one heat are compared with each other, and one
-    alone in its heat stays as long as others do. Those of `kept`, by their names without the heat,
-    leave only once their ratio is known well. After `limit_s` from `began` everybody leaves who
-    has the samples for an interval, after twice that who has a few.
+    is added to it. Names have two words: targets with the same first word are compared with each
+    other, and one without a rival stays as long as others do. Those whose second word is in `kept`
+    leave only once their ratio is known well. After `limit_s` from `began` all leave that have
+    the samples for an interval, after twice that all with a few.
     """
 
     limit_s: float
@@ -35,17 +34,19 @@ class Race:
         `least` is how many samples an interval takes.
         """
         over_s = time.perf_counter() - self.began - self.limit_s
-        heats: dict[str, list[str]] = {}
+        rivals: dict[str, list[str]] = {}
         for name in running:
-            heats.setdefault(name.partition(" ")[0], []).append(name)
+            rivals.setdefault(name.partition(" ")[0], []).append(name)
         found: dict[str, tuple[str, float]] = {}
-        for names in heats.values():
+        for names in rivals.values():
             leader = min(names, key=lambda name: median(running[name].times_us or [float("inf")]))
             for name in set(names) - {leader}:
                 if ratio := self._decided(name, running[name], running[leader]):
                     found[name] = (leader, ratio) if ratio > 1 else (name, 1.0)
         rest = [name for name in running if name not in found]
-        if over_s >= 0 or all(len([n for n in names if n in rest]) < 2 for names in heats.values()):
+        if over_s >= 0 or all(
+            len([n for n in names if n in rest]) < 2 for names in rivals.values()
+        ):
             fewest = FEWEST if over_s >= self.limit_s else least
             found |= {n: (n, 1.0) for n in rest if len(running[n].times_us) >= fewest}
         return found
@@ -63,4 +64,4 @@ class Race:
         if low > 1:
             wide = name.partition(" ")[2] in self.kept and high / low > KNOWN**2 * PROCESS_MARGIN**2
             return 0.0 if wide else median(ratios)
-        return float(high < LEVEL and low > 1 / LEVEL)
+        return float(high < CLOSE and low > 1 / CLOSE)

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from msgspec.structs import replace
 
@@ -30,6 +30,15 @@ SAMPLE_US = 20_000.0
 MOST_BATCHES = 20
 
 
+class Calls(NamedTuple):
+    """All calls of a sample: its round, their processor time and number, and the core's speed."""
+
+    round: int
+    cpu_us: float
+    calls: int
+    loop_us: float  # 0 where it was not probed
+
+
 @dataclass(kw_only=True)
 class Target:
     """A callable that is measured: how it is called, and what was observed of it.
@@ -43,9 +52,8 @@ class Target:
     them, `probes_us` the core's speed, `slowed_by` how much longer the probe takes right after
     a call than when the core is calm, and `at_speeds` the probe's time and the batch's, where it
     was the same before and after.
-    `all_calls` has the round, the processor time and the number of all calls of each sample, slow
-    batches and what re-warms the caches included, where it is known what other work took; and the
-    core's speed, as in `probes_us`.
+    `all_calls` has those of each sample, slow batches and what re-warms the caches included, where
+    it is known what other work took.
     `allocates`: a sample of it had to ask the driver for memory, which others have taken since.
     `decided` says how it left a `race`: who is faster, and how many times, or itself and 1.
     One that is `part_of` another is timed in the same rounds, as often, and for as long.
@@ -69,7 +77,7 @@ class Target:
     probes_us: list[float] = field(default_factory=list)
     slowed_by: list[float] = field(default_factory=list)
     at_speeds: list[tuple[float, float]] = field(default_factory=list)
-    all_calls: list[tuple[int, float, int, float]] = field(default_factory=list)
+    all_calls: list[Calls] = field(default_factory=list)
     allocates: bool = False
     decided: tuple[str, float] | None = None
     warm_s: float = 0.0
@@ -112,9 +120,9 @@ class Target:
 
     def mean_over_low(self, rounds: Container[int]) -> float:
         """Mean of all calls in these rounds (of all rounds, if of none there) / their low end."""
-        within = [of for of in self.all_calls if of[0] in rounds] or self.all_calls
-        _, us, calls, _ = zip(*within, strict=True)
-        return float(sum(us) / sum(calls) / robust_least(self.times_us))
+        within = [of for of in self.all_calls if of.round in rounds] or self.all_calls
+        mean_us = sum(of.cpu_us for of in within) / sum(of.calls for of in within)
+        return mean_us / float(robust_least(self.times_us))
 
     def discard(self, first: int, why: Discard) -> None:
         """Mark the samples from number `first` on; those marked already keep their reason."""
@@ -147,7 +155,7 @@ def uneven(target: Target, together: Iterable[Target]) -> str | None:
     nothing was beside it.
     """
     others = [of for of in together if of is not target and of.all_calls and of.times_us]
-    rounds = [of[0] for of in target.all_calls]
+    rounds = [of.round for of in target.all_calls]
     if not others or len(rounds) < FEWEST:
         return None
     own, beside = [], []
@@ -155,10 +163,10 @@ def uneven(target: Target, together: Iterable[Target]) -> str | None:
         first, end = len(rounds) * part // 3, len(rounds) * (part + 1) // 3
         third = range(rounds[first], rounds[end - 1] + 1)
         own.append(target.mean_over_low(third))
-        met = [of for of in others if any(each[0] in third for each in of.all_calls)]
+        met = [of for of in others if any(each.round in third for each in of.all_calls)]
         slower = 1.0  # than at best, the core once the others have left
-        if not met and (loops_us := [of[3] for of in target.all_calls if of[3]]):
-            there = [of[3] for of in target.all_calls if of[0] in third and of[3]]
+        if not met and (loops_us := [of.loop_us for of in target.all_calls if of.loop_us]):
+            there = [of.loop_us for of in target.all_calls if of.round in third and of.loop_us]
             slower = statistics.fmean(there or loops_us) / robust_least(loops_us)
         beside.append(
             slower * statistics.median_low(of.mean_over_low(third) for of in met or others)

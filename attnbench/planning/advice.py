@@ -37,10 +37,10 @@ def kernels_alone(sweeps: Iterable[Axes]) -> tuple[Axes, ...]:
 
 
 def beside(sweeps: Sequence[Axes]) -> Iterator[Axes]:
-    """Calls of the default that a program could make in place of these: what helps by itself.
+    """The default called otherwise, to be held against these calls.
 
-    Strided q, k and v copied first; a padded batch packed; and a static cache of twice the tokens,
-    with a mask, in place of which the call is.
+    With q, k and v contiguous where they are strided, and a padded batch packed; and what a slice
+    of the cache saves: a static one of twice the tokens, with a mask.
     """
     for axes in sweeps:
         values = {name: own[0] for name, own in axes.values.items() if len(own) == 1}

@@ -134,10 +134,11 @@ class Case:
         Of a single query over a cache that is longer than its tokens: the cache cut to these.
         """
         lengths, causal = self.mask.lengths, self.mask.after == 0
-        if self.workload == "attention" and self.seq_len == len(set(lengths)) == 1:
-            return replace(self, kv_len=max(1, min(lengths[0], self.kv_len)), mask=FULL)
-        padded = len(lengths) == self.batch and self.seq_len == self.kv_len == max(lengths)
-        if self.workload != "attention" or not padded or 0 in lengths:
+        if self.workload != "attention" or not lengths or 0 in lengths:
+            return self
+        if self.seq_len == len(set(lengths)) == 1:
+            return replace(self, kv_len=min(lengths[0], self.kv_len), mask=FULL)
+        if len(lengths) != self.batch or not self.seq_len == self.kv_len == max(lengths):
             return self
         mask = parse_mask(f"document:{'+'.join(map(str, lengths))}:causal={causal:d}")
         return replace(self, batch=1, seq_len=sum(lengths), kv_len=sum(lengths), mask=mask)

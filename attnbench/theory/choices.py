@@ -1,4 +1,4 @@
-"""The choices that a program has: what to call, in its own words, and what it calls without one."""
+"""What a program can call for its attention, in a line, and what it calls by default."""
 
 from __future__ import annotations
 

@@ -31,10 +31,10 @@ SIGNS: dict[Verdict, doc.Sign] = {
     "failed": "bad", "switch": "good", "likely": "open", "open": "open", "keep": "good",
 }  # fmt: skip
 COSTS = (
-    f"{DEFAULT} costs 2×: it takes twice as long as the best, by rounds in which both were timed."
-    " That is the call alone, without projections and the rest of its layer."
+    f"“{DEFAULT} costs 2×” means that it takes twice as long as the best, in rounds where both were"
+    " timed: only the call, without projections and the rest of its layer."
 )
-ELSEWHERE = "This was measured there, not here: on another machine another one may be best."
+ELSEWHERE = "This was measured there, not here: the best choice on this machine may differ."
 SAID = 4  # calls in sentences; all are in the table
 
 
@@ -120,7 +120,7 @@ def _sentences(
 ) -> Iterator[doc.Words]:
     """For each call the advice, then what it saves of the layer; then of each step."""
     if left_out := run.info.get("left_out"):
-        yield f"The model also has what these calls leave out, and your choice must do: {left_out}."
+        yield f"Not in these calls, but your choice must support it: {left_out}."
     for part, ahead in analysis.interrupted(run):
         long = f"{units.digits(part.metrics['lost_by'])} times as long"
         yield f"Until it was interrupted, {part.cell.impl} took {long} as {ahead}."
@@ -172,8 +172,6 @@ def _sentence(each: Advice) -> str:
         return f"nothing to gain, {DEFAULT} is at most {most} behind the best of {tried}{level}"
     if each.verdict == "keep":
         return f"no gain was seen, {DEFAULT} is among the fastest of {tried} tried{level}"
-    if each.regret[0] is None:
-        return f"{best} is the fastest{level}"
     text = against(best, DEFAULT, each.regret)
     mine, others = (float(row["time_us"]) for row in (each.best, each.default))
     if (each.regret[1] or 0) <= others / mine <= (high or 0):  # else the two would contradict it
@@ -253,10 +251,9 @@ def _why(found: Sequence[Advice]) -> Iterator[doc.Part]:
                 "" if units.is_unknown(why) else f" ({why})"
             )
             calls.setdefault(taken, []).append(_name(each, found))
-    yield doc.Text([
-        f"{DEFAULT} takes {taken}: " + (", ".join(of) if len(of) <= SAID else f"{len(of)} calls")
-        for taken, of in calls.items()
-    ])  # fmt: skip
+    for taken, of in calls.items():
+        where = ", ".join(of) if len(of) <= SAID else f"{len(of)} calls"
+        yield doc.Text([f"{DEFAULT} runs on the {taken} backend: {where}"])
 
 
 def _tried(run: Run, own: pd.DataFrame) -> Iterator[doc.Part]:
@@ -272,20 +269,14 @@ def _tried(run: Run, own: pd.DataFrame) -> Iterator[doc.Part]:
 def _declined(run: Run) -> Iterator[doc.Part]:
     """What did not fit into the budget, with the command and the time that it takes."""
     known: dict[str, float] = run.info.get("declined") or {}
-    cases = {cell.case.case_id: cell.case for cell in run.cells}
-    lines: list[doc.Words] = [
-        f"{case_label(cases[case_id])}: {units.seconds(seconds)};"
-        f" attnbench {_command(cases[case_id], seconds)}"
-        for case_id, seconds in known.items()
-        if case_id in cases
-    ]
-    begun = {record.cell.case.case_id for record in run.records} | known.keys()
-    compared = Counter(cell.case.case_id for cell in run.cells)
-    lines += [
-        f"{case_label(case)}: attnbench {_command(case, 120)}"
-        for case_id, case in cases.items()
-        if case_id not in begun and compared[case_id] > 1
-    ]
+    begun = {record.cell.case for record in run.records}
+    compared = Counter(cell.case for cell in run.cells)
+    lines: list[doc.Words] = []
+    for case, count in compared.items():
+        seconds = known.get(case.case_id)
+        if seconds or (count > 1 and case not in begun):
+            took = f"{units.seconds(seconds)}; " if seconds else ""
+            lines.append(f"{case_label(case)}: {took}attnbench {_command(case, seconds or 120)}")
     if names := (run.info.get("options") or {}).get("not_compiled"):
         lines.append(
             f"{', '.join(names)}: compiling takes some 20 s each; give --budget 3m or more, fewer"

@@ -125,6 +125,10 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> d
     bad = statuses & {"incorrect", "crashed", "error"}
     sign: doc.Sign = "bad" if bad else "good" if statuses == {"ok"} else "none"
     where = shlex.quote(str(run.path))
+    meanings: doc.Facts = {
+        head: doc.Value("; ".join(COLUMNS.get(name).meaning for name in SUMMARY[key][1]))
+        for key, head in _headers(frame).items()
+    }
     sections = [
         doc.Section("Results", list(_results(frame, where))),
         doc.Section("What a step spends", list(_steps(run, frame))),
@@ -140,18 +144,7 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> d
         doc.Section("Wall time", list(_spent(run)), folded=not brief),
         doc.Section("Environment", [doc.facts(run.shared(run.environments))], folded=True),
         doc.Section("Options", [doc.facts(run.info.get("options") or {})], folded=True),
-        doc.Section(
-            "How to read the columns",
-            [
-                {
-                    head: doc.Value(
-                        "; ".join(COLUMNS.get(name).meaning for name in SUMMARY[key][1])
-                    )
-                    for key, head in _headers(frame).items()
-                }
-            ],
-            folded=True,
-        ),
+        doc.Section("How to read the columns", [meanings], folded=True),
     ]
     return doc.Document(
         kind="report", created=run.info.get("created") or "",
