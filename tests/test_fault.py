@@ -417,7 +417,11 @@ def test_memory_that_is_read_before_it_is_written_is_told_so(checked):
         o[:, :, :-1] = attend(q, k, v, scale=scale)[:, :, :-1]
         return o
 
-    assert checked(last_row)["code"] in ("unwritten", "random")
+    # What malloc hands out is its own: of one size it may be what the first call was given, NaN.
+    sizes = (dataclasses.replace(FULL, batch=batch) for batch in range(1, 6))
+    codes = {checked(last_row, case)["code"] for case in sizes}
+    assert codes & {"unwritten", "random"}
+    assert codes <= {"unwritten", "random", "not-finite"}
 
 
 def test_inputs_of_an_earlier_call_are_named(checked):

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SLACK = 200  # lines a limit may stand above what there is
 LIMITS = {  # folders, kinds of files: lines, files
     ("attnbench impls", ".py"): (39_295, 232),
-    ("tests", ".py .toml .sh"): (27_767, 164),
+    ("tests", ".py .toml .sh"): (27_771, 164),
 }
 
 
