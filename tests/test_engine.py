@@ -126,7 +126,7 @@ def test_a_part_is_timed_in_the_rounds_of_its_whole_and_changes_none_of_its_time
 
     whole = Target(call=call)
     part = Target(call=lambda: 250.0, part_of=whole)
-    race = Race(limit_s=0.0, began=0.0) if fails_at is None else None
+    race = Race(timing_s=0.0, limit_s=0.0, began=0.0) if fails_at is None else None
     both = {"a": whole, "a alone": part}
     machine.measure(both, RULE, finished=left.append, race=race)
     assert left == ["a alone", "a"]
@@ -165,7 +165,7 @@ def test_in_a_race_those_leave_whose_ratio_to_the_fastest_is_decided(machine):
         )
     }  # fmt: skip
     left: list[str] = []
-    race = Race(limit_s=1e9, kept=["kept"])
+    race = Race(timing_s=1e9, limit_s=1e9, kept=["kept"])
     found = machine.run(costs, OPEN, race=race, finished=left.append)
     rounds = {name: len(target.samples) for name, target in found.items()}
     assert left[0] == "0 slow"
@@ -183,7 +183,7 @@ def test_a_race_of_equals_is_rarely_won_however_often_one_looks(machine):
     won = 0
     for seed in range(100):
         costs: dict[str, Cost] = {"0 a": noisy(2e3, 0.3, seed), "0 b": noisy(2e3, 0.3, seed + 500)}
-        race = Race(limit_s=0.5, began=0.0)
+        race = Race(timing_s=0.5, limit_s=0.5, began=0.0)
         machine.now_s = 0.0
         found = machine.run(costs, OPEN, race=race)
         won += any(target.decided[1] > 1 for target in found.values())
@@ -192,8 +192,20 @@ def test_a_race_of_equals_is_rarely_won_however_often_one_looks(machine):
 
 def test_a_race_ends_in_time(machine):
     costs: dict[str, Cost] = {"0 a": noisy(2e3, 0.3, 1), "0 b": noisy(2e3, 0.3, 2)}
-    machine.run(costs, OPEN, race=Race(limit_s=1.0, began=0.0))
-    assert 1.0 <= machine.now_s < 1.1
+    machine.run(costs, OPEN, race=Race(timing_s=1.0, limit_s=2.0, began=0.0))
+    assert 0.9 <= machine.now_s <= 1.0
+
+
+@pytest.mark.parametrize(("timing_s", "limit_s", "rounds"), [(3.0, 60.0, 7), (3.0, 20.0, 2)])
+def test_calls_too_slow_for_an_interval_have_the_rounds_that_fit(
+    machine, timing_s, limit_s, rounds
+):
+    """Warming up takes 5 s, and so does a round: with seven rounds there is an interval."""
+    costs: dict[str, Cost] = {"0 a": noisy(2e6, 0.01, 1), "0 b": noisy(3e6, 0.01, 2)}
+    race = Race(timing_s=timing_s, limit_s=limit_s, began=0.0)
+    found = machine.run(costs, OPEN, race=race)
+    assert [len(target.samples) for target in found.values()] == [rounds, rounds]
+    assert machine.now_s <= limit_s
 
 
 def test_time_is_per_unit_of_work(machine):

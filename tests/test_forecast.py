@@ -9,10 +9,70 @@ from pathlib import Path
 import pytest
 
 from attnbench.execution.runner import LocalRunner
-from attnbench.planning.forecast import balanced
-from attnbench.schema.record import Cell
+from attnbench.planning.forecast import Forecast, balanced
+from attnbench.schema.case import Case
+from attnbench.schema.record import Cell, Record
 from attnbench.store.runs import INFO, RECORDS, load_run
+from tests import synthetic
 from tests.conftest import TINY, Cli
+
+PREFILL = Case(batch=1, heads=32, seq_len=2048, head_dim=128)
+SPENT_S = {"reference": 6.0, "build": 0.1, "check": 2.0, "probe": 1.0, "samples": 7.0}
+
+
+def record(case: Case, call_us: float, impl: str = "naive", **metrics: str) -> Record:
+    return replace(synthetic.timed(case, impl, [call_us] * 7, **metrics), spent_s=SPENT_S)
+
+
+def test_what_was_measured_takes_what_it_took():
+    forecast = Forecast((0.1, 1.0))
+    forecast.learn(record(PREFILL, 5e5))
+    assert forecast.seconds([Cell(case=PREFILL, impl="naive")]) == pytest.approx(16.1, rel=0.1)
+
+
+def test_a_slow_decode_says_little_of_a_prefill():
+    """Its calls are bound by traffic, those of a prefill by arithmetic."""
+    cell, forecast = Cell(case=PREFILL, impl="naive"), Forecast((0.1, 1.0))
+    before_s = forecast.seconds([cell])
+    step = replace(PREFILL, workload="decode", new_tokens=8)
+    forecast.learn(replace(record(step, 1e6), spent_s=dict.fromkeys(SPENT_S, 60.0)))
+    assert 0.5 < forecast.seconds([cell]) / before_s < 2
+    # Seen at one size, the same is known better at another than what was never seen.
+    low, high = forecast.of(cell)[1:]
+    forecast.learn(record(replace(PREFILL, seq_len=512, kv_len=512), 3e4))
+    seen_low, seen_high = forecast.of(cell)[1:]
+    assert seen_high / seen_low < high / low
+
+
+def test_implementations_of_a_case_share_its_reference():
+    forecast = Forecast((0.1, 1.0))
+    names = ("naive", "sdpa", "chunked")
+    for name in names:
+        forecast.learn(record(PREFILL, 5e5, name, group="a"))
+    alone_s = forecast.seconds([Cell(case=PREFILL, impl="naive")])
+    all_s = forecast.seconds(Cell(case=PREFILL, impl=name) for name in names)
+    assert alone_s == pytest.approx(16.1 + 12, rel=0.1)
+    assert all_s == pytest.approx(3 * 16.1, rel=0.1)
+
+
+def test_what_is_not_sure_is_calibrated_and_one_that_fails_ends_nothing(
+    cli: Cli, tmp_path: Path
+) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text(
+        "from attnbench.api import attention\n\n\n@attention('bad')\n"
+        "def bad(q, k, v, *, causal, scale):\n    raise RuntimeError('not today')\n"
+    )
+    where = ("--seq-lens", 2048, "--heads", 8, "--output", tmp_path / "runs", "--dry-run")
+    found = cli("sweep", *where, "--impls", "naive")
+    assert found.exit_code == 0, found.stderr
+    assert re.search(
+        r"by [12] cells? measured on machines like this one, calibrated in", found.stdout
+    )
+    found = cli("sweep", *where, "--impl", file, "--impls", "bad")
+    assert found.exit_code == 0, found.stderr
+    assert found.stdout.rstrip().endswith("by sizes alone")
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.usefixtures("imagined_worker")
@@ -56,14 +116,21 @@ class TestLimited:
         parts = [replace(p, spent_s={"check": 60.0}) for p in load_run(tmp_path / "r").parts]
         records.write_text("".join(part.to_line() + "\n" for part in parts))
         second = cli("sweep", *self.AXES, *where, "--dry-run").stdout.replace("\n", " ")
-        assert "(4 min 3 s to 9 min 2 s), by 8 cells measured on machines like this" in second
+        assert re.search(r"about 6 min \d+ s \(3 min .*\), by 8 cells measured on machines", second)
         info = tmp_path / "r" / INFO  # another machine has a processor of this name
         info.write_text(re.sub(r'("cores": )\d+', r"\g<1>97", info.read_text()))
         assert "by sizes alone" in cli("sweep", *self.AXES, *where, "--dry-run").stdout
 
+    def test_a_sweep_says_what_it_will_take_before_it_begins(
+        self, cli: Cli, tmp_path: Path
+    ) -> None:
+        first = cli("sweep", *self.AXES, "--output", tmp_path, "--name", "a").stderr.splitlines()
+        assert re.fullmatch(r"takes about [\d.]+ s \([\d.]+ s to [\d.]+ s\)", first[0])
+        assert "takes" not in cli("sweep", *self.AXES, "--output", tmp_path, "--quiet").stderr
+
     def test_a_dry_run_shows_what_a_limit_will_leave_out(self, cli: Cli, tmp_path: Path) -> None:
         where = ("--output", tmp_path, "--dry-run", "--max-total-time")
-        found = cli("sweep", *self.AXES, *where, "3.25s").stdout
+        found = cli("sweep", *self.AXES, *where, "4.6s").stdout
         assert "naive" in found
         assert re.search(
             r"\n[1-7] cells? to measure, 0 unsupported or skipped\n[1-7] more, for", found

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from attnbench.base.units import parse_shard
 from attnbench.errors import UsageError
-from attnbench.planning.plan import Axes, Plan, cell_s, expand, make_plan, sharded
+from attnbench.planning.plan import Axes, Plan, expand, make_plan, sharded, weight
 from attnbench.schema.record import Cell
 from attnbench.store.runs import INFO, RECORDS, load_run
 from tests import synthetic
@@ -55,8 +55,8 @@ def test_the_union_of_all_shards_is_the_plan_and_none_overlap(plan, count):
     if len(groups) < count:
         with pytest.raises(UsageError, match=f"at most {len(groups)} shards"):
             sharded(plan, len(groups) + 1, count)
-    loads = [sum(cell_s(c.case) for c in shard.passes[0]) for shard in shards]
-    heaviest = max((sum(len(i) * cell_s(c) for c, i in group) for group in groups), default=0)
+    loads = [sum(weight(c.case) for c in shard.passes[0]) for shard in shards]
+    heaviest = max((sum(len(i) * weight(c) for c, i in group) for group in groups), default=0)
     assert max(loads, default=0) - min(loads, default=0) <= heaviest
 
 

@@ -1,5 +1,6 @@
 """Whom a worker's death costs what, on scripted workers."""
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,6 +133,22 @@ def test_a_worker_that_hangs_is_given_up_at_its_cell(play):
     script = [(0, "a"), (0, "b"), ("at", 1, 0, "samples"), "silent", "silent"]
     results, _ = play(script, timeout_s=-1.0)
     assert results[1, "a"] == Death("timeout", "samples: no heartbeat for -1 s (--timeout)")
+
+
+def test_in_a_race_a_call_that_does_not_return_ends_its_process_and_the_others_go_on(play):
+    base, hangs = ("at", 0, 1, "check", "b"), ("at", 0, 0, "check", "a", 2.0)
+    rest = [(0, "b"), (1, "a"), "done"]
+    late = time.perf_counter() + 1e6
+    results, asked = play([base, hangs, *["silent"] * 5], rest, until=late)
+    assert results[0, "a"] == Death("timeout", "check: a call did not return within 2 s")
+    assert asked == [KEYS, KEYS[1:]], "it is not tried once more"
+
+
+def test_what_is_left_when_a_race_is_over_has_no_time_left(play):
+    results, _ = play([(0, "a"), ("at", 0, 1, "check"), "silent"], until=0.0)
+    assert results[0, "a"] == checked(0, "a")
+    over = Death("skipped", "check: --budget was used up", of_all=True)
+    assert results[0, "b"] == results[1, "a"] == over
 
 
 def test_a_cell_that_is_forgotten_is_an_error_and_no_row_vanishes(play):

@@ -43,6 +43,8 @@ class NoHeartbeat:
 
 
 class NoStream:
+    race = None
+
     def stream(self) -> None:
         raise ValueError("no clock")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -9,8 +10,9 @@ from typing import Any, Literal
 import pandas as pd
 
 from attnbench.analysis.leads import number_of
-from attnbench.analysis.pairs import decided
+from attnbench.analysis.pairs import cell_times, decided
 from attnbench.analysis.table import Ratio, time_ratio
+from attnbench.analysis.times import time_us
 from attnbench.base.stats import CLOSE, median
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
@@ -18,10 +20,10 @@ from attnbench.store.runs import Run
 from attnbench.theory.choices import DEFAULT, as_transformers
 
 LITTLE = 1.02  # not worth a change
-CLEAR = 1.2  # above this one process will do; below it another one has to find the same
+CLEAR = 1.2  # a gain that is worth a longer look, where it cannot be excluded
 Steps = Mapping[str, Mapping[str, int]]  # by step: how often it makes each call, by the case's id
-# switch: the best is surely faster; likely: it looks so; keep: the default is best, or level;
-# open: not known; failed: the default has no time
+# switch: a process in which nothing was picked found the best faster; likely: so did the one that
+# picked it; keep: nothing gains much; open: something may; failed: the default has no time
 Verdict = Literal["switch", "likely", "keep", "open", "failed"]
 WORST_FIRST: tuple[Verdict, ...] = ("failed", "switch", "likely", "open", "keep")
 
@@ -91,58 +93,73 @@ def advices(run: Run, frame: pd.DataFrame, asked: Steps | None = None) -> list[A
         timed = rows[rows["time_us"].notna() & exact]
         if case_id in cut_off:
             continue  # who was ahead has no time yet
-        if len(timed) > 1 or (len(timed) and DEFAULT not in set(timed["impl"])):
+        dropped = [cells[case_id, impl].metrics.get("dropped") for impl in rows["impl"]]
+        if len(timed) > 1 or (len(timed) and (any(dropped) or DEFAULT not in set(timed["impl"]))):
             case = cells[case_id, rows["impl"].iloc[0]].cell.case
-            found.append(_one(run, case, step, count, rows, timed))
+            advice = _one(run, case, step, count, rows, timed)
+            if advice.verdict == "keep" and len(timed) == 1 and "budget" in dropped:
+                advice = replace(advice, verdict="open", regret=(1.0, None, None))
+            found.append(advice)
     return found[::-1]
 
 
 def _one(
     run: Run, case: Case, step: str, count: int, rows: pd.DataFrame, timed: pd.DataFrame
 ) -> Advice:
+    """The best by the first process, and its ratio by the later ones, in which nothing was picked.
+
+    A ratio of the process that picked the best of many is too high.
+    """
     processes: dict[int, dict[str, Record]] = {}
     for part in run.parts:
-        if part.cell.case == case and part.samples:
+        if part.samples and part.cell.case == case and part.cell.impl in set(timed["impl"]):
             processes.setdefault(part.process, {})[part.cell.impl] = part
-    merged = {record.cell.impl: record for record in run.records if record.cell.case == case}
+    first, *later = (processes[number] for number in sorted(processes))
 
-    def against(name: str, other: str) -> tuple[Ratio, bool]:
-        """The ratio of two, and whether several processes give it: two to five are its interval."""
-        both = [of for of in processes.values() if name in of and other in of]
-        each = [time_ratio(run, of[name], of[other]) for of in both]
-        values, lows, highs = zip(*each, strict=True) if each else ((), (), ())
-        if not 1 < len(both) < 6 or None in lows:
-            return time_ratio(run, merged[name], merged[other]), len(both) > 5
-        return (median(values), min(lows), max(highs)), True
+    def slower(name: str, other: str) -> bool:
+        return decided(*time_ratio(run, first.get(name), first.get(other))[1:]) > 0
 
-    names = [str(name) for name in timed["impl"]]
+    names = sorted(first, key=lambda name: time_us(first[name]) or math.inf)
     best = names[0]
     for name in names[1:]:  # pairs of pairs need not agree
-        if decided(*against(best, name)[0][1:]) > 0:
+        if slower(best, name):
             best = name
-    level = tuple(n for n in names if n != best and decided(*against(n, best)[0][1:]) <= 0)
+    level = tuple(name for name in names if name != best and not slower(name, best))
     by_name = {str(row["impl"]): row for _, row in timed.iterrows()}
-    default = by_name.get(DEFAULT)
     regret: Ratio = (None, None, None)
     verdict: Verdict = "failed"
-    if best == DEFAULT:
-        ends = [high for n in names if n != best and (high := against(best, n)[0][2])]
-        regret, verdict = (1.0, 1.0, max(1.0, *ends)) if ends else (1.0, None, None), "keep"
-    elif default is not None:
-        regret, again = against(DEFAULT, best)
-        value, low, high = regret
-        assert value is not None
-        if value < LITTLE or (high is not None and high < CLOSE):
-            verdict, level = "keep", (*(n for n in (best, *level) if n != DEFAULT),)
-            best = DEFAULT
-        elif low is not None and low > (1.0 if again else CLEAR):
-            verdict = "switch"
-        else:
-            verdict = "likely" if value > CLOSE and low is not None else "open"
+    if DEFAULT in names:
+        other = next((name for name in (best, *names) if name != DEFAULT), None)
+        again = [each for each in later if {DEFAULT, other} <= each.keys()]
+        regret, verdict = _judged(run, other, again or [first], confirmed=bool(again))
+        if best == DEFAULT or verdict == "keep":
+            level = tuple(name for name in (best, *level) if name != DEFAULT)
+            best, regret = DEFAULT, (1.0, 1.0, max(1.0, regret[2] or 1.0))
     return Advice(
-        case=case, step=step, count=count, rows=rows, best=by_name[best], default=default,
-        regret=regret, verdict=verdict, level=level,
+        case=case, step=step, count=count, rows=rows, best=by_name[best],
+        default=by_name.get(DEFAULT), regret=regret, verdict=verdict, level=level,
     )  # fmt: skip
+
+
+def _judged(
+    run: Run, other: str | None, processes: Sequence[Mapping[str, Record]], *, confirmed: bool
+) -> tuple[Ratio, Verdict]:
+    """The default's time / that of the best other, over these processes; and what follows."""
+    if other is None:
+        return (1.0, 1.0, 1.0), "keep"
+    ratios = [time_ratio(run, of[DEFAULT], of[other]) for of in processes]
+    value = median([ratio[0] or 0.0 for ratio in ratios])
+    ends = [end for ratio in ratios for end in ratio[1:] if end is not None]
+    if len(ends) < 2 * len(ratios):  # few slow calls; all of them may agree
+        mine, theirs = (cell_times(processes[0][name]).rounds_us for name in (DEFAULT, other))
+        least = min(
+            [us / theirs[place] for place, us in mine.items() if place in theirs], default=0
+        )
+        return (value, None, None), "likely" if least > CLEAR else "open"
+    low, high = min(ends), max(ends)
+    if low > 1 and value > LITTLE:
+        return (value, low, high), "switch" if confirmed else "likely"
+    return (value, low, high), "keep" if high <= CLEAR else "open"
 
 
 def interrupted(run: Run) -> Iterator[tuple[Record, str]]:
@@ -171,7 +188,8 @@ def of_step(found: Sequence[Advice], calls: Mapping[str, int]) -> tuple[float, R
             for each, changes in zip(own, change, strict=True)
         ]
         ends.append(sum(spent) / sum(us / x for us, x in zip(spent, ratios, strict=True)))
-    return sum(spent), (ends[0], ends[1], ends[2])
+    known = all(each.regret[1] for each, changes in zip(own, change, strict=True) if changes)
+    return sum(spent), (ends[0], ends[1] if known else None, ends[2] if known else None)
 
 
 def transformers_choice(advice: Advice, run: Run) -> tuple[str, Ratio]:

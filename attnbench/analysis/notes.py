@@ -122,6 +122,8 @@ def _asides(record: Record) -> Iterator[str]:
     if waits := metrics.get("device_waits"):
         text = f"the host waits for the device {'once' if waits == 1 else f'{waits} times'} a call"
         yield f"{text}, and then the device for the host; --timer graph cannot take such a call"
+    if checked := metrics.get("checked"):
+        yield f"checked on {checked}"
     if before := metrics.get("retried_note"):
         yield f"measured again, alone in a process: beside other cells it was {before}"
     yield from filter(None, (metrics.get("sensor_note"), metrics.get("energy_note")))

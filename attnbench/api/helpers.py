@@ -68,7 +68,7 @@ def mask_spans(
     device: str,
     *,
     batch: int = 1,
-    rows: range | None = None,
+    rows: range | torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Half-open ranges of keys, first and end, that the queries in `rows` see: each (I, rows).
 
@@ -76,7 +76,9 @@ def mask_spans(
     queries at once; a query sees no key where the first is not before the end.
     """
     rows = range(queries) if rows is None else rows
-    place = torch.arange(rows.start, rows.stop, device=device) + (keys - queries)
+    if isinstance(rows, range):
+        rows = torch.arange(rows.start, rows.stop, device=device)
+    place = rows + (keys - queries)
     first, end = torch.zeros_like(place), torch.full_like(place, keys)
     if mask.before is not None:
         first = (place - mask.before).clamp_(min=0)
@@ -102,14 +104,16 @@ def dense_mask(
     *,
     first_query: int = 0,
     count: int | None = None,
+    rows: range | torch.Tensor | None = None,
     batch: int = 1,
 ) -> torch.Tensor:
-    """Boolean tensor, True where query `first_query`+i of `queries` sees key j.
+    """Boolean tensor, True where query `first_query`+i of `queries`, or `rows`[i], sees key j.
 
     (count, keys), or (batch, 1, count, keys) of a mask that differs between batch items.
     """
     with building_mask:
-        rows = range(first_query, queries if count is None else first_query + count)
+        if rows is None:
+            rows = range(first_query, queries if count is None else first_query + count)
         key = torch.arange(keys, device=device, dtype=torch.int32)
         spans = mask_spans(mask, queries, keys, device, batch=batch, rows=rows)
         first, end = (x.unsqueeze(-1) for x in spans)
@@ -242,8 +246,8 @@ def kernelised(
     for first, q in zip(range(0, case.seq_len, 1024), torch.split(q_BHLF, 1024, 2), strict=True):
         weights_BHLS = q @ k_BHSF.mT
         if not case.unmasked:
-            sizes, rows = (case.seq_len, case.kv_len), {"first_query": first, "count": q.shape[2]}
-            admitted_LS = dense_mask(case.mask, *sizes, case.device, **rows)
+            sizes, rows = (case.seq_len, case.kv_len), range(first, first + q.shape[2])
+            admitted_LS = dense_mask(case.mask, *sizes, case.device, rows=rows)
             weights_BHLS = weights_BHLS.masked_fill(~admitted_LS, 0)
         total_BHL1 = weights_BHLS.sum(-1, keepdim=True, dtype=wide)
         weights_BHLS = weights_BHLS / total_BHL1.masked_fill(total_BHL1 == 0, 1)

@@ -86,20 +86,19 @@ def advise(**options: Any) -> None:
 def _request(options: dict[str, Any]) -> SweepRequest:
     from attnbench.execution.process import Settings
     from attnbench.execution.session import SweepRequest
-    from attnbench.planning.advice import beside, candidates, kernels_alone
+    from attnbench.planning.advice import beside, kernels_alone
     from attnbench.planning.models import asked_sweeps
     from attnbench.planning.plan import Axes
-    from attnbench.theory.choices import DEFAULT
+    from attnbench.theory.choices import DEFAULT, WORDS
 
     axes = {name: options[name] for name in AXIS_FIELDS}
     own = {name: options[name] for name in ("model", "step", "tokens", "case", "cases")}
     axes["threads"] = options["threads"] and (options["threads"],)
     asked, left_out = asked_sweeps((Axes(),), axes, **own)
     sweeps, budget_s = kernels_alone(asked), options["budget_s"]
-    tried, slow = candidates(sweeps, budget_s)
     main = [
         each.having(
-            impls=dict.fromkeys((*(each.impls or tried), DEFAULT)), step=each.step or "call"
+            impls=dict.fromkeys((*(each.impls or WORDS), DEFAULT)), step=each.step or "call"
         )
         for each in sweeps
     ]
@@ -116,12 +115,12 @@ def _request(options: dict[str, Any]) -> SweepRequest:
             device=options["device"], seed=options["seed"], ceilings="none", precision=1e-9,
             files=tuple(str(Path(file).resolve()) for file in options["files"]),
             max_time_s=budget_s, race_s=budget_s, kept=(DEFAULT,),
+            reference_s=budget_s / 10,
         ),
         output=options["output"], name=options["name"], baseline=DEFAULT,
         max_total_time_s=budget_s, stored="budget_s" not in given(),
         options={
             "command": "advise", "budget_s": budget_s,
-            "not_compiled": [] if axes["impls"] else list(slow),
             **{name: str(v) if isinstance(v, Path) else v for name, v in {**own, **axes}.items()
                if v},
         },

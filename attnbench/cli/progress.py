@@ -21,7 +21,7 @@ from attnbench.base.signals import EndedError
 from attnbench.cli.options import say, silence, wrapped
 from attnbench.execution import events
 from attnbench.planning.forecast import within
-from attnbench.planning.plan import Plan, cell_s, jobs_of
+from attnbench.planning.plan import Plan, jobs_of, weight
 from attnbench.schema.case import Case
 from attnbench.schema.check import CheckResult
 from attnbench.schema.record import Cell, Record
@@ -122,7 +122,10 @@ class SweepDisplay(_Display):
             case events.Starting():  # what lines and the table need is loaded meanwhile
                 importlib.import_module("attnbench.report.documents.sweep")
                 importlib.import_module("attnbench.report.render.terminal")
-            case events.Planned(plan, Path() as path):
+            case events.Planned(plan, Path() as path, forecast):
+                every = [cell for cells in plan.passes for cell in cells]
+                if forecast is not None and forecast.limit_s is None and every:
+                    self.say(f"takes {forecast.total(every)}")
                 self._planned(plan, path)
             case events.Working(stage, case, impl):
                 text = f"{impl or 'all'}: {case_label(case)} ({stage})" if case else stage
@@ -158,7 +161,7 @@ class SweepDisplay(_Display):
             progress.TimeElapsedColumn(table_column=Column(min_width=7)),
             progress.TimeRemainingColumn(table_column=Column(min_width=7)),
             progress.TextColumn("left"),
-            total=sum(cell_s(cell.case) for cell in measured),
+            total=sum(weight(cell.case) for cell in measured),
         )
 
     def _recorded(self, record: Record) -> None:
@@ -167,7 +170,7 @@ class SweepDisplay(_Display):
         if self._progress is None:
             self.say(f"[{self._count}/{self._total}] {line(record)}")
             return
-        self._progress.advance(self._task, cell_s(record.cell.case))
+        self._progress.advance(self._task, weight(record.cell.case))
         if record.status != "ok":
             self.say(line(record))
         else:
@@ -309,5 +312,7 @@ def print_plan(event: object) -> None:
         say(f"{left_out} more, for which --max-total-time will probably not suffice")
     if count:
         total = forecast.total(cell for cell in planned if cell.key in keys)
-        known = f"{forecast.learned} cells measured on machines like this one"
+        known = f"{units.counted(forecast.learned, 'cell')} measured on machines like this one"
+        if forecast.calibrated_s:
+            known += f", calibrated in {units.seconds(forecast.calibrated_s)}"
         say(f"{total}, by {known if forecast.learned else 'sizes alone'}")

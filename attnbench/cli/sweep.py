@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,8 @@ def sweep(**options: Any) -> None:
                 dry_run=dry_run, ray=ray, mixed=options["mixed"],
             )  # fmt: skip
         else:
-            events = session.sweep(_request(options, ray), dry_run=dry_run)
+            request = replace(_request(options, ray), forecasts=not quiet)
+            events = session.sweep(request, dry_run=dry_run)
         path = follow(events, display.show, print_plan)
     if dry_run or path is None:
         return

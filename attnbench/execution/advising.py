@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnbench.base import units
+from attnbench.base.stats import CLOSE, median
 from attnbench.errors import StoreError, UsageError
 from attnbench.planning.advice import by_share
 from attnbench.planning.forecast import Forecast
@@ -21,9 +22,9 @@ from attnbench.theory.choices import DEFAULT
 
 if TYPE_CHECKING:
     from attnbench.execution.process import Settings
-    from attnbench.execution.runner import Executor
 
 _START_S = 1.0  # of the processes of a group, beside what the forecast has
+_CALLS_S = 5.0  # in which a small call can be checked and timed
 _FIRST = 0.75  # of the time that is left, for the first process: the second needs some
 
 
@@ -40,51 +41,63 @@ def stored(plan: Plan, runs: Iterable[Path], settings: Settings) -> Path | None:
     return None
 
 
-def check_budget(plan: Plan, forecast: Forecast, spent_s: float) -> None:
-    """Refuse a budget in which no group of cells can end.
+def check_budget(budget_s: float, started_s: float) -> None:
+    """Refuse a budget that was spent before anything could be called.
 
     Raises:
-        UsageError: with the least budget that works.
+        UsageError: with a budget that is worth a try.
     """
-    groups = [
-        replace(job, groups=(group,))
-        for job in plan.jobs
-        for group in job.groups
-        if max(len(impls) for _, impls in group) > 1
-    ]
-    least_s = min((forecast.seconds(job.cells()) for job in groups), default=0.0) / _FIRST
-    least_s += spent_s + _START_S
-    if forecast.limit_s is not None and least_s > forecast.limit_s:
+    if started_s + _START_S > budget_s:
         raise UsageError(
-            f"--budget {units.seconds(forecast.limit_s)} is too short for one round of checks and"
-            f" calls: give at least {units.seconds(1.2 * least_s)}, or fewer --impls"
+            f"--budget {units.seconds(budget_s)} is too short: starting took"
+            f" {units.seconds(started_s)}; give at least {units.seconds(2 * started_s + _CALLS_S)}"
+        )
+
+
+def check_called(records: Sequence[Record], budget_s: float) -> None:
+    """Refuse a budget in which the default could not be checked and timed.
+
+    Raises:
+        UsageError: with a budget that is enough.
+    """
+    late = [
+        record for record in records if record.cell.impl == DEFAULT
+        and (record.status == "timeout" or record.metrics.get("dropped") == "budget")
+    ]  # fmt: skip
+    if late and not any(record.samples for record in records):
+        needs_s = late[0].metrics.get("needs_s", budget_s)
+        raise UsageError(
+            f"--budget {units.seconds(budget_s)} is too short to check and time {DEFAULT}"
+            f" ({late[0].reason}); give at least {units.seconds(2 * needs_s)}"
         )
 
 
 def racing(
-    jobs: Iterable[Job], runner: Executor, forecast: Forecast, left_s: Callable[[], float],
+    jobs: Iterable[Job], forecast: Forecast, left_s: Callable[[], float],
     counts: Mapping[str, int], declined: dict[str, float], seen: Sequence[Record],
 ) -> Iterator[Job]:  # fmt: skip
-    """The jobs of `by_share`; while one runs, the settings have how long it may race.
+    """The jobs of `by_share`, each with the time at which its race ends.
 
     Cases that do not fit are `declined`, by their ids, with the seconds that they would take. Where
-    the default lost, by the records `seen`, it meets who beat it in a fresh process once more: two
+    the default lost, by the records `seen`, it meets what beat it in a fresh process once more: two
     of the same code differ by a few percent, which no number of rounds within one shows.
     """
     for process, share in ((0, _FIRST), (1, 1.0)):
-        own = jobs if process == 0 else list(jobs_of(_to_confirm(seen)))
-        room_s = partial(lambda part: part * (left_s() - _START_S), share)
-        for job, seconds in by_share(own, forecast, room_s, counts):
+        cells = list(_to_confirm(seen)) if process else []
+        waiting = [replace(job, process=1) for job in jobs_of(cells)] if process else jobs
+        for job, seconds in by_share(waiting, forecast, lambda: left_s() - _START_S, counts):
+            now = time.perf_counter()
             if seconds > 0:
-                runner.settings = replace(runner.settings, race_s=seconds, max_time_s=seconds)
-                yield replace(job, process=process)
+                yield replace(job, timed_until=now + share * seconds, until=now + seconds)
             elif process == 0:
                 declined |= {case.case_id: round(_START_S - seconds, 3) for case, _ in job.cases}
 
 
 def _to_confirm(seen: Sequence[Record]) -> Iterator[Cell]:
-    """The default of each case that it lost, and who did not lose there."""
-    lost = {r.cell.key for r in seen if r.metrics.get("lost_to")}
-    for case in {r.cell.case for r in seen if r.cell.impl == DEFAULT and r.cell.key in lost}:
-        own = [r.cell for r in seen if r.cell.case == case and r.status == "ok"]
-        yield from (c for c in own if c.impl == DEFAULT or c.key not in lost)
+    """The default of each case in which it was behind, and what did not lose there."""
+    timed = {r.cell: median(sample.own_us for sample in r.kept) for r in seen if r.samples}
+    lost = {r.cell for r in seen if r.metrics.get("lost_to")}
+    for default in (cell for cell in timed if cell.impl == DEFAULT):
+        rivals = {cell: us for cell, us in timed.items() if cell.case == default.case}
+        if default in lost or timed[default] > CLOSE * min(rivals.values()):
+            yield from (cell for cell in rivals if cell == default or cell not in lost)

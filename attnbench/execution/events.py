@@ -26,8 +26,8 @@ class Starting(NamedTuple):
 class Planned(NamedTuple):
     """The plan is made; `path` is where records go, None for a dry run.
 
-    `forecast` knows how long cells will take: in a dry run, or where time is limited. `steps` are
-    those of `steps_of`.
+    `forecast` knows how long cells will take, where that was asked for. `steps` are those of
+    `steps_of`.
     """
 
     plan: Plan

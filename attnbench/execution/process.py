@@ -41,7 +41,8 @@ class Settings:
 
     `threads` are those of a process, but for a sweep's, whose cases say. `processes` is how many
     fresh ones measure each cell; `energy` asks for joules a call, too.
-    With `race_s` and `kept` cells race, as `messages.Measure` has it.
+    With `race_s` and `kept` cells race, and a check keeps to `reference_s`, as `messages.Measure`
+    has it.
     With `replace` the files may take the names of installed implementations. With `root` they are
     those of one of two versions of a repository, and import nothing from `other_root`. Another
     `python` than this one finds attnbench in the folder `lent`.
@@ -65,6 +66,7 @@ class Settings:
     memory_limit: str = "90%"  # see `machine.facts.limit_memory`
     ceilings: Literal["fresh", "cached", "none"] = "cached"  # see `execution.ceilings`
     race_s: Positive | None = None
+    reference_s: Positive | None = None
     kept: tuple[str, ...] = ()
     prune: bool = True  # leave out what is larger than what ran out of memory
     allocator: AllocatorPolicy = "settled"  # how glibc hands memory out, on a CPU

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import itertools
+import math
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -169,7 +170,7 @@ class LocalRunner(Executor):
             again = False
             before = {key: self.suspects[c] for key, c in named.items() if c in self.suspects}
             request = partial(self._measure_request, job)
-            supervised = Supervision(self, cases, request, retried=before)
+            supervised = Supervision(self, cases, request, retried=before, until=job.until)
             for event in supervised.run(keys):
                 if isinstance(event, Working):
                     yield event
@@ -297,8 +298,12 @@ class LocalRunner(Executor):
                 names = tuple(impl for impl in impls if (number, impl) in wanted)
                 left += [(case, names)] if names else []
             groups += [tuple(left)] if left else []
-        fields = set(Measure.__struct_fields__) - {"groups", "oom"}
+        fields = set(Measure.__struct_fields__) - {"groups", "oom", "limit_s"}
         settings = {name: getattr(self.settings, name) for name in fields}
+        if job.until < math.inf:
+            ends = {"race_s": job.timed_until, "limit_s": job.until}
+            now = time.perf_counter()
+            settings |= {name: max(0.0, end - now) for name, end in ends.items()}
         impls_left = {impl for _, impl in remaining}
         oom = tuple(cell for cell in self.pruning.oom if cell.impl in impls_left)
         return Measure(groups=tuple(groups), oom=oom, **settings)

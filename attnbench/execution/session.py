@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -17,14 +18,14 @@ import msgspec
 from attnbench.base.files import digest
 from attnbench.base.git import commit_of
 from attnbench.base.registry import require
-from attnbench.errors import StoreError, UsageError
+from attnbench.errors import AttnbenchError, StoreError, UsageError
 from attnbench.execution import advising, merging
 from attnbench.execution.events import Events, Planned, Starting, Warned
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import Executor, LocalRunner
 from attnbench.machine.host import same_machine
 from attnbench.planning.advice import ROUNDS, TIMING
-from attnbench.planning.forecast import Forecast, balanced
+from attnbench.planning.forecast import QUICK, Forecast, balanced
 from attnbench.planning.plan import (
     Axes,
     Job,
@@ -64,7 +65,8 @@ class SweepRequest:
     address of a cluster to measure on, in place of this machine. `baseline` is the implementation
     that the run's ratios are against, unless another is asked for when it is read. `left_out` is
     what a model has and no case of the sweeps. If `stored`, a run of this machine will do that
-    tried all of it. In a race (`Settings.race_s`) the time goes first where a step spends most.
+    tried all of it. `forecasts` asks how long it will take; a dry run and a limit do, too. In a
+    race (`Settings.race_s`) the time goes first where a step spends most.
     """
 
     sweeps: tuple[Axes, ...]
@@ -78,6 +80,7 @@ class SweepRequest:
     baseline: str | None = None
     left_out: str = ""
     stored: bool = False
+    forecasts: bool = False
 
 
 def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None]:
@@ -109,10 +112,10 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
             if known := advising.stored(plan, reversed(runs), request.settings):
                 return known
         forecast = None
-        if dry_run or request.max_total_time_s:
+        if dry_run or request.max_total_time_s or (request.forecasts and not race):
             forecast = _forecast(plan, runner, here, request.output, request.max_total_time_s)
-        if race and forecast is not None:
-            advising.check_budget(plan, forecast, time.perf_counter() - runner.began)
+        if race and request.max_total_time_s:
+            advising.check_budget(request.max_total_time_s, time.perf_counter() - runner.began)
         steps = steps_of(request.sweeps, catalogue.device, here["threads"])
         if dry_run:
             yield Planned(plan, None, forecast, steps)
@@ -142,7 +145,12 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
             yield Planned(plan, folder.path, forecast)
             machines = _Machines(folder, load_info(folder.path))
             counts = sum(map(Counter, steps.values()), Counter()) if race else None
-            yield from _measure(plan, runner, folder, machines, forecast, counts)
+            records = yield from _measure(plan, runner, folder, machines, forecast, counts)
+            try:
+                advising.check_called(records if race else (), request.max_total_time_s or 0.0)
+            except UsageError:
+                shutil.rmtree(folder.path)
+                raise
             return folder.path
 
 
@@ -324,7 +332,25 @@ def _forecast(
             own = known.get("min_time_s", 0.1), known.get("max_time_s", 1.0)
             for part in run.parts:
                 forecast.learn(part, own)
+    if not race and isinstance(runner, LocalRunner):
+        _calibrate(forecast, runner, plan)
     return forecast
+
+
+def _calibrate(forecast: Forecast, runner: LocalRunner, plan: Plan) -> None:
+    """Measure a few short calls for the forecast; where that fails, it knows sizes alone."""
+    if not (asked := forecast.calibration(cell for cells in plan.passes for cell in cells)):
+        return
+    (job, limit_s), settings, begin = asked, runner.settings, time.perf_counter()
+    runner.settings = replace(settings, min_time_s=QUICK[0], max_time_s=QUICK[1])
+    with contextlib.suppress(AttnbenchError):
+        for event in runner.run([job]):
+            if isinstance(event, Record):
+                forecast.learn(event, QUICK)
+            if time.perf_counter() - begin > limit_s:
+                break
+    runner.close()
+    runner.settings, forecast.calibrated_s = settings, time.perf_counter() - begin
 
 
 def _runs_here(output: Path, environment: Facts) -> list[Path]:
@@ -344,7 +370,7 @@ def _measure(
     machines: _Machines,
     forecast: Forecast | None,
     counts: Mapping[str, int] | None = None,
-) -> Iterator[object]:
+) -> Generator[object, None, list[Record]]:
     for record in plan.decided:
         folder.append(record.to_line())
         yield record
@@ -365,7 +391,7 @@ def _measure(
                 if counts is None:
                     own = balanced(own, forecast, left_s)
                 else:
-                    own = advising.racing(own, runner, forecast, left_s, counts, declined, seen)
+                    own = advising.racing(own, forecast, left_s, counts, declined, seen)
             for job in own:
                 yield replace(job, process=max(process, job.process))
 
@@ -376,6 +402,8 @@ def _measure(
         own = event.environment
         key = machines.key(own, runner.environments[own]) if own else ""
         record = replace(event, environment=key)
+        if counts is not None and record.process and record.status in ("skipped", "timeout"):
+            continue  # no time for it once more: what the first process measured stands
         folder.append(record.to_line())
         seen.append(record)
         yield record
@@ -391,6 +419,7 @@ def _measure(
     total = {name: round(seconds, 3) for name, seconds in spent.items()}
     left_out = {"declined": declined} if declined else {}
     write_info(folder, machines.info | {"spent": total} | left_out)
+    return seen
 
 
 def _left_s(until: float) -> float:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
@@ -37,11 +39,15 @@ _LINGER_S = 3.0  # for what a cell started, such as a thread, to do its harm
 
 
 class Death(NamedTuple):
-    """What to record of the cells that a worker was at; not `surely`: another may be to blame."""
+    """What to record of the cells that a worker was at, or `of_all` that are left.
+
+    Not `surely`: another may be to blame.
+    """
 
     status: Status
     reason: str
     surely: bool = True
+    of_all: bool = False
 
 
 Outcome = tuple[Key, Result | Death]
@@ -59,7 +65,8 @@ class Supervision:
     was at none, a fresh one tries the rest once more. Alone, a result counts if the process lives
     on for `_LINGER_S`. An implementation that ended `deaths_each` workers is not tried any further.
     `retried` says of who was tried once more what had happened before, and who else may have done
-    it.
+    it. In a race, which ends at `until` by `time.perf_counter`, nothing is tried once more: the
+    others go on without what failed.
     """
 
     runner: LocalRunner
@@ -67,6 +74,7 @@ class Supervision:
     request: Callable[[list[Key]], Measure | Profile | Trace | Check]
     deaths_each: int | None = None
     retried: dict[Key, str] = field(default_factory=dict)
+    until: float = math.inf
     _may_retry: bool = True
     _deaths: Counter[str] = field(default_factory=Counter)
     _before: dict[Key, list[str]] = field(default_factory=dict)  # whom else that may be due to
@@ -89,7 +97,8 @@ class Supervision:
                     continue
                 self._may_retry = True  # it got somewhere
                 status = event.record.status if isinstance(event, CellMeasured) else None
-                if status == "oom" and len(asked) > 1 and attempt.others_ran():
+                racing = self.until < math.inf
+                if status == "oom" and len(asked) > 1 and attempt.others_ran() and not racing:
                     crowded.append([key])  # others may not give back what they took
                     continue
                 if status == "skipped" and any(key[1] == name for [(_, name)] in crowded):
@@ -105,12 +114,14 @@ class Supervision:
             left = [key for key in asked if key in open_keys and key not in later]
             apart += crowded
             at = [key for key in attempt.at(attempt.sign()) if key in left]
-            blamed = at or left
+            blamed = left if event is not None and event.of_all else at or left
             if event is not None:
                 if words := worker.line.last_words(3, attempt.sign().printed):
                     event = event._replace(reason=f"{event.reason}: {words}")
                 suspects = [[key] for key in blamed]
-                if event.surely:
+                if self.until < math.inf:
+                    suspects = []
+                elif event.surely:
                     suspects = [at] if at and attempt.others_ran() else []
                 self._before |= {key: attempt.others(key[1]) for key in at}
                 self.runner.close()
@@ -118,7 +129,7 @@ class Supervision:
                     apart = suspects + apart
                     self.retried |= dict.fromkeys(at, f"{event.status}: {event.reason}")
                     continue
-                if left and not at and self._may_retry:
+                if left and not at and self._may_retry and not event.of_all:
                     self._may_retry, blamed = False, []
             else:
                 blamed = left
@@ -162,9 +173,13 @@ class Supervision:
                 yield Working(sign.stage, case, impl)
                 timeout_s = self.runner.settings.timeout_s
                 attempt.silent_s += _POLL_S  # not by a clock, which may jump
-                if attempt.silent_s > timeout_s:
+                if attempt.silent_s > min(timeout_s, sign.limit_s):
                     silent = f"no heartbeat for {timeout_s:g} s (--timeout)"
+                    if sign.limit_s < timeout_s:
+                        silent = f"a call did not return within {sign.limit_s:.0f} s"
                     return Death("timeout", f"{sign.stage}: {silent}")
+                if time.perf_counter() > self.until + _LINGER_S:
+                    return Death("skipped", f"{sign.stage}: --budget was used up", of_all=True)
                 continue
             if event is None:
                 return attempt.death(worker)

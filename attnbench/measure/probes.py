@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.autograd.profiler import profile, record_function  # torch.profiler loads compilers
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.measure.watch import collector_off
@@ -39,17 +40,19 @@ class Profiled:
     """What the profiler saw of one call.
 
     `peak_bytes` is the highest sum of live allocations above the state before the call, as
-    requested (None on CUDA: `call_at_peak`). `kernels` are the distinct kernels (CUDA) or innermost
-    ops (CPU) that ran, `kernel_count` how many of them with repetitions; where the profiler lost
-    some of the kernels both are None. `ops` are all distinct ops by name, the composite ones around
-    them too. `device_waits` is how often the host waited for the device (None on CPU).
+    requested (None on CUDA: `call_at_peak`), `kept_bytes` the sum at its end. `kernels` are the
+    distinct kernels (CUDA) or innermost ops (CPU) that ran, `kernel_count` how many of them with
+    repetitions; where the profiler lost some of the kernels both are None. `ops` are all distinct
+    ops by name, the composite ones around them too. `device_waits` is how often the host waited for
+    the device (None on CPU).
     """
 
     result: Any
-    peak_bytes: int | None
-    kernels: tuple[str, ...] | None
-    kernel_count: int | None
-    ops: tuple[str, ...]
+    peak_bytes: int | None = None
+    kept_bytes: int = 0
+    kernels: tuple[str, ...] | None = None
+    kernel_count: int | None = None
+    ops: tuple[str, ...] = ()
     device_waits: int | None = None
 
 
@@ -80,9 +83,11 @@ def profile_call(call: Callable[[], Any], device: str) -> Profiled:
     registered = torch._C._dispatch_get_registrations_for_dispatch_key("CPU")
     own = {name.partition(".")[0] for name in registered}  # aten::mul.Tensor; events say aten::mul
     kernels = [name for root in tree for name in _cpu_kernels(root, own)]
+    peak_bytes, kept_bytes = _cpu_bytes(tree)
     return Profiled(
         result=result,
-        peak_bytes=_cpu_bytes(tree)[0],
+        peak_bytes=peak_bytes,
+        kept_bytes=kept_bytes,
         kernels=tuple(dict.fromkeys(kernels)),
         kernel_count=len(kernels),
         ops=_ops(tree),
@@ -132,8 +137,8 @@ def _on_cuda(call: Callable[[], Any], of: str) -> tuple[Any, int]:
         return result, _cuda_requested(of) - before
 
 
-def call_kept(call: Callable[[], Any], device: str) -> tuple[Any, int]:
-    """Run `call` once; return its result, and the bytes it allocated that are live with it.
+def call_kept(call: Callable[[], Any], device: str) -> Profiled:
+    """As `profile_call`, on CUDA without kernels, with the bytes that are still live afterwards.
 
     For a first call, which may leave behind what no later one allocates. What only dead cycles
     hold is not kept: the youngest objects are collected before the bytes are read.
@@ -146,10 +151,9 @@ def call_kept(call: Callable[[], Any], device: str) -> tuple[Any, int]:
         return result
 
     if device == "cuda":
-        return _on_cuda(call_and_collect, "current")
-    with collector_off(), profile(use_kineto=True, profile_memory=True) as session:
-        result = call_and_collect()
-    return result, _cpu_bytes(tree_of(session))[1]
+        result, kept_bytes = _on_cuda(call_and_collect, "current")
+        return Profiled(result=result, kept_bytes=kept_bytes)
+    return profile_call(call_and_collect, device)
 
 
 def make_matmul_workspaces(device: str = "cuda") -> None:
@@ -343,6 +347,39 @@ def _in_place(self_shape: Any, a_shape: Any, b_shape: Any, **_: Any) -> int:
 
 
 IN_PLACE: dict[str, OpFormula] = {"baddbmm_": _in_place, "addmm_": _in_place}
+
+
+class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ops: list[str] = []
+        self.written: set[int] = set()  # where the results of ops are that computed something
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.ops.append(f"{func} {tree_map(_argument, (args, kwargs))}")
+        if not func.is_view and not re.search(r"empty|new_|_like", str(func)):
+            self.written |= {address(x) for x in tree_leaves(result) if isinstance(x, torch.Tensor)}
+        return result
+
+
+def _argument(x: Any) -> Any:
+    return (*x.shape, *x.stride(), x.dtype) if isinstance(x, torch.Tensor) else x
+
+
+def dispatched_ops(call: Callable[[], Any]) -> tuple[str, ...]:
+    """Run `call` once; the ops it dispatches, in order, each with its arguments.
+
+    Of tensors shape, strides and dtype. Views are left out: they move no data. Nothing where a
+    result was computed by no op, but by a kernel that torch does not see.
+    """
+    with sparing_compilers(_Dispatched), _Dispatched() as mode:
+        result = call()
+    results = {address(x) for x in tree_leaves(result) if isinstance(x, torch.Tensor)}
+    return tuple(mode.ops) if results <= mode.written else ()
 
 
 class Saved(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from attnbench.base.stats import CLOSE, PROCESS_MARGIN, median, sequence_rank
-from attnbench.measure.sampling import FEWEST, Target
+from attnbench.measure.sampling import Target
 
 KNOWN = 1.05  # half the width, as a ratio, down to which one that is kept is timed on
 
@@ -20,20 +21,34 @@ class Race:
     all long races; so it is one of `sequence_rank`. What two processes of the same code differ by
     is added to it. Names have two words: targets with the same first word are compared with each
     other, and one without a rival stays as long as others do. Those whose second word is in `kept`
-    leave only once their ratio is known well. After `limit_s` from `began` all leave that have
-    the samples for an interval, after twice that all with a few.
+    leave only once their ratio is known well. No round begins that would end later than `timing_s`
+    after `began`, unless too few were timed for an interval; none that would end after `limit_s`.
     """
 
+    timing_s: float
     limit_s: float
     kept: Collection[str] = ()
+    call_limit_s: float = math.inf  # after which a call that has not returned is hopeless
     began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since it began."""
+        return time.perf_counter() - self.began
+
+    @property
+    def patience_s(self) -> float:
+        """How long to wait now for a call that does not return."""
+        return min(self.call_limit_s, max(1.0, self.limit_s - self.elapsed_s))
 
     def leaving(self, running: Mapping[str, Target], least: int) -> dict[str, tuple[str, float]]:
         """Those to time no further: who is faster, and how many times; themselves and 1 if level.
 
         `least` is how many samples an interval takes.
         """
-        over_s = time.perf_counter() - self.began - self.limit_s
+        after_next_s = (
+            self.elapsed_s + sum(x.wall_us * x.calls * x.batches for x in running.values()) / 1e6
+        )
         rivals: dict[str, list[str]] = {}
         for name in running:
             rivals.setdefault(name.partition(" ")[0], []).append(name)
@@ -44,10 +59,10 @@ class Race:
                 if ratio := self._decided(name, running[name], running[leader]):
                     found[name] = (leader, ratio) if ratio > 1 else (name, 1.0)
         rest = [name for name in running if name not in found]
-        if over_s >= 0 or all(
+        if after_next_s > self.timing_s or all(
             len([n for n in names if n in rest]) < 2 for names in rivals.values()
         ):
-            fewest = FEWEST if over_s >= self.limit_s else least
+            fewest = 1 if after_next_s > self.limit_s else least
             found |= {n: (n, 1.0) for n in rest if len(running[n].times_us) >= fewest}
         return found
 

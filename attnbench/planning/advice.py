@@ -9,21 +9,10 @@ from attnbench.planning.forecast import Forecast
 from attnbench.planning.plan import Axes, Job, expand, work
 from attnbench.schema.axes import AXES
 from attnbench.schema.case import parse_position
-from attnbench.theory.choices import DEFAULT, WORDS
+from attnbench.theory.choices import DEFAULT
 
 ROUNDS = 8  # of a race, before anything is decided
-TIMING = (0.05, 1e9)  # seconds of samples of a cell, as a forecast has them: as many calls as usual
-_COMPILE_S = 20.0
-_COMPILING = 0.25  # of the budget that compiling may take
-
-
-def candidates(sweeps: Sequence[Axes], budget_s: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The implementations to try in these sweeps, and those that would take too long to compile."""
-    compiling = [name for name, words in WORDS.items() if words.get("compiles")]
-    cases = sum(len(axes.values.get("seq_lens", (0,))) for axes in sweeps)
-    afford = cases * len(compiling) * _COMPILE_S <= _COMPILING * budget_s
-    tried = [name for name in WORDS if afford or name not in compiling]
-    return tuple(tried), () if afford else tuple(compiling)
+TIMING = (0.05, 0.5)  # seconds of samples of a cell, as a forecast has them
 
 
 def kernels_alone(sweeps: Iterable[Axes]) -> tuple[Axes, ...]:
@@ -64,8 +53,9 @@ def by_share(
     """Groups as jobs of their own, each with the seconds that it may take.
 
     First what a step spends most in, by how often each case is called (`counts`, by id, of all
-    cases alike where it is empty); what a group leaves of its time is the others'. What cannot end
-    within `left_s()` comes last, with minus the seconds that it would take.
+    cases alike where it is empty): the first group always begins. What a group leaves of its time
+    goes to the others. Groups whose default alone would take longer than `left_s()`, or all of it
+    in a second process, come last, with minus the seconds that it would take.
     """
     queue = [replace(job, groups=(group,)) for job in jobs for group in job.groups]
 
@@ -74,9 +64,13 @@ def by_share(
             counts.get(case.case_id, 0 if counts else 1) * work(case) for case, _ in job.cases
         )
 
+    def least(job: Job) -> float:
+        return forecast.seconds(c for c in job.cells() if job.process or c.impl == DEFAULT)
+
     queue.sort(key=share, reverse=True)
+    first = [job for job in queue[:1] if not job.process]
     while queue:
-        left, least_s = left_s(), [forecast.seconds(job.cells()) for job in queue]
+        left, least_s = left_s(), [0.0 if [job] == first else least(job) for job in queue]
         fit = [i for i, seconds in enumerate(least_s) if seconds <= left]
         if not fit:
             yield from ((job, -seconds) for job, seconds in zip(queue, least_s, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -82,11 +83,14 @@ class Job:
     A group holds what will be compared with each other: every implementation of a case, and the
     cases that differ in nothing but the position encoding, the projection, the cache, how many
     tokens a step of decoding takes, or whether their tokens are padded or packed. Jobs of another
-    `process` (the first, the second in which each cell is measured) share nothing with it.
+    `process` (the first, the second in which each cell is measured) share nothing with it. In a
+    race timing ends at `timed_until`, and all else at `until`, by `time.perf_counter`.
     """
 
     groups: tuple[Group, ...]
     process: int = 0
+    timed_until: float = math.inf
+    until: float = math.inf
 
     @property
     def cases(self) -> tuple[Entry, ...]:
@@ -197,31 +201,16 @@ def sharded(plan: Plan, number: int, count: int) -> Plan:
         )
     loads, decided = [0.0] * count, plan.decided if number == 1 else ()
     own = {record.cell.key for record in decided}
-    costs_s = {group: sum(len(impls) * cell_s(case) for case, impls in group) for group in groups}
-    for group in sorted(groups, key=costs_s.__getitem__, reverse=True):
+    costs = {group: sum(len(impls) * weight(case) for case, impls in group) for group in groups}
+    for group in sorted(groups, key=costs.__getitem__, reverse=True):
         least = loads.index(min(loads))
-        loads[least] += costs_s[group]
+        loads[least] += costs[group]
         if least == number - 1:
             own |= {cell.key for cell in Job(groups=(group,)).cells()}
     cells, *passes = (
         tuple(cell for cell in every if cell.key in own) for every in (plan.cells, *plan.passes)
     )
     return Plan(cells=cells, jobs=tuple(jobs_of(passes[0])), decided=decided, passes=tuple(passes))
-
-
-# Where nothing else is known: multiply-adds a second, in a call that is timed and in all that is
-# done before; seconds of any cell; calls that a time is made of.
-_RATE, _CHECKED, _CELL_S, _CALLS = 1.2e10, 7e8, 0.05, 20
-
-
-def cell_s(case: Case, timing: tuple[float, float] = (0.1, 1.0)) -> float:
-    """Seconds of a cell by its sizes alone: what any cell costs, checks and probes, samples.
-
-    `timing` are the least and the most seconds of samples.
-    """
-    least_s, most_s = timing
-    sampled_s = max(least_s, min(_CALLS * work(case) / _RATE, most_s))
-    return _CELL_S + work(case) / _CHECKED + sampled_s
 
 
 def work(case: Case) -> float:
@@ -231,6 +220,11 @@ def work(case: Case) -> float:
     """
     passes = {"forward": 1.0, "backward": 2.5, "both": 3.5}
     return passes[case.pass_] * TRAITS.get(case.workload).work(case)
+
+
+def weight(case: Case) -> float:
+    """Roughly how long a cell takes beside others, in multiply-adds: any as long as of 10⁸."""
+    return 1e8 + work(case)
 
 
 def expand(axes: Axes, device: Device, all_threads: int = 1) -> Iterator[Case]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -68,6 +69,11 @@ class Mask:
     def length(self, keys: int, item: int = 0) -> int:
         """How many of the keys batch item `item` has."""
         return min(keys, self.lengths[item % self.items]) if self.lengths else keys
+
+    def scaled(self, factor: int) -> Mask:
+        """A mask of this kind whose sizes are `factor` times smaller, rounded up."""
+        smaller = re.sub(r"(?<=[:+])\d+", lambda size: str(-(-int(size[0]) // factor)), self.text)
+        return parse_mask(smaller)
 
     def admits_all(self, queries: int, keys: int) -> bool:
         """True where every query sees every key, so that no mask is needed at all."""

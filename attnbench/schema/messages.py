@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import struct
@@ -116,8 +117,11 @@ class Measure(_Message, frozen=True, kw_only=True):
     """Ask for a record of every cell of these groups: cases with their implementations.
 
     To `prune` is to skip what is larger than a cell that ran out of memory, such as those of `oom`.
-    With `race_s` cells of a case that are decided are timed no further, nor any after so many
-    seconds; those `kept` stay until their ratio is known well.
+    With `race_s` the cells of a case race: those `kept` come first and stay until their ratio is
+    known well; others are dropped if one call of theirs is far slower, and timed no further once
+    they are decided. Timing ends after `race_s` seconds, all else after `limit_s`.
+    `reference_s` is how long the references of a case may take: of one that takes longer a part is
+    checked.
     """
 
     groups: tuple[tuple[tuple[Case, tuple[str, ...]], ...], ...]
@@ -130,6 +134,8 @@ class Measure(_Message, frozen=True, kw_only=True):
     energy: bool = False
     prune: bool = True
     race_s: float | None = None
+    limit_s: float | None = None
+    reference_s: float | None = None
     kept: tuple[str, ...] = ()
     oom: tuple[Cell, ...] = ()
 
@@ -270,7 +276,7 @@ Result = CellMeasured | CellProfiled | CellTraced | ItemChecked
 Event = Ready | Failed | Testing | Catalogue | Reasons | Needs | Facts | Result | Done
 
 
-_LAYOUT = struct.Struct("<qqqqq32s")
+_LAYOUT = struct.Struct("<qqqqqd32s")
 NOBODY = -1
 
 
@@ -278,7 +284,8 @@ class Sign(NamedTuple):
     """What was last written: a step counter, the case and implementation indices, the stage.
 
     `begun` is of how many implementations code has run in this process, `printed` how many bytes of
-    standard error there were when it came to this cell.
+    standard error there were when it came to this cell. After `limit_s` seconds without another
+    sign the process is to be ended.
     """
 
     step: int
@@ -286,6 +293,7 @@ class Sign(NamedTuple):
     impl: int
     begun: int
     printed: int
+    limit_s: float
     stage: str
 
 
@@ -294,16 +302,18 @@ class Heartbeat:
 
     def __init__(self, descriptor: int) -> None:
         if not os.fstat(descriptor).st_size:
-            os.write(descriptor, _LAYOUT.pack(0, NOBODY, NOBODY, 0, 0, b"start-up"))
+            os.write(descriptor, _LAYOUT.pack(0, NOBODY, NOBODY, 0, 0, math.inf, b"start-up"))
         self._map = mmap.mmap(descriptor, _LAYOUT.size)
         self._step = 0
         self._begun: set[str] = set()
         self._at, self._printed = (NOBODY, NOBODY), 0  # bytes
 
-    def write(self, case: int, impl: int, stage: str, name: str | None = None) -> None:
+    def write(
+        self, case: int, impl: int, stage: str, name: str | None = None, limit_s: float = math.inf
+    ) -> None:
         """Note: now at this case (index in the group), this implementation, this stage.
 
-        `name` is of the implementation whose code is about to run.
+        `name` is of the implementation whose code is about to run, for `limit_s` seconds at most.
         """
         self._step += 1
         self._begun |= {name} if name else set()
@@ -311,8 +321,8 @@ class Heartbeat:
             self._at = case, impl
             with contextlib.suppress(OSError):  # someone closed it
                 self._printed = os.fstat(2).st_size
-        sign = self._step, case, impl, len(self._begun), self._printed, stage.encode()[:32]
-        self._map[:] = _LAYOUT.pack(*sign)
+        sign = self._step, case, impl, len(self._begun), self._printed, limit_s
+        self._map[:] = _LAYOUT.pack(*sign, stage.encode()[:32])
 
     def beat(self) -> None:
         """Note: still at the same, and alive."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,11 +17,15 @@ from attnbench.api import Implementation, implementation
 from attnbench.measure.sampling import forget_compiled
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
+from attnbench.worker.drawn import Affordable, affordable, draw_part, drawn_truth
 from attnbench.worker.inputs import Draw, Tensors, with_gradients
 from attnbench.worker.properties import HIDDEN_NAN, PROPERTIES
 from attnbench.worker.reference import Reference
 from attnbench.worker.trial import IncorrectError, Trial, classify, raised, restore_settings
 from attnbench.worker.workloads import WORKLOADS
+
+if TYPE_CHECKING:
+    from attnbench.worker.screening import Screening
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,23 +64,32 @@ def check_twice(
     draws: tuple[Draw, Draw],
     reporter: Reporter,
     truth: Callable[[Case, Tensors, Implementation | None], Reference] | None = None,
+    reference_s: float = math.inf,
+    screening: Screening | None = None,
 ) -> None:
     """Compare each trial with the reference on two draws; one that fails is reported and dropped.
 
     With needles in the first a lost key shows, without them a small error everywhere. A result
     that was kept from the first is wrong in the second. What has a definition of its own is held
-    against that; all others share one reference.
+    against that; all others share one reference. Where both draws' references would take more than
+    `reference_s`, a part of each is checked, and then the whole of a smaller case; what has no part
+    that takes less is a `TooSlowError`. In a race a `screening` drops what is not worth timing.
     """
-    workload = WORKLOADS.get(entry.case.workload)
+    workload, sizes = WORKLOADS.get(entry.case.workload), None
     for first, draw in zip((True, False), draws, strict=True):
         if not trials:
             return
         reporter.at(entry.index, None, "reference")
         tensors = next(iter(trials.values())).tensors
         workload.fill(entry.case, tensors, draw)
+        begin = time.perf_counter()
+        if first and reference_s < math.inf:
+            sizes = affordable(entry.case, tensors, reference_s)
         truth_of = functools.partial(truth or workload.truth, entry.case, tensors)
+        if sizes is not None:
+            truth_of = functools.partial(drawn_truth, tensors, draw_part(entry.case, sizes, draw))
         exact = [trial for trial in trials.values() if trial.impl.definition is None]
-        begin, shared = time.perf_counter(), truth_of(None) if exact else None
+        shared = truth_of(None) if exact else None
         for trial in exact:
             share = (time.perf_counter() - begin) / len(exact)
             trial.spent_s["reference"] = trial.spent_s.get("reference", 0.0) + share
@@ -86,11 +100,46 @@ def check_twice(
                     reference = truth_of(trial.impl)
             if name in trials:
                 with reporter.stage(entry.index, trials, name, "build"):
+                    if screening and first:
+                        screening.admit(trial)
                     trial.build() if first or trial.bound is None else trial.bound.refresh()
             if name in trials:
                 assert reference is not None
                 with reporter.stage(entry.index, trials, name, "check"):
+                    if screening and first:
+                        screening.compare(trial)
                     trial.check(reference, first=first)
+                    if screening:
+                        screening.called(trial, first=first)
+        for name, reason in list(screening.slow(trials)) if screening else ():
+            with reporter.stage(entry.index, trials, name, "check"):
+                raise reason
+    if sizes is not None:
+        _check_smaller(entry, trials, draws, reporter, sizes)
+
+
+def _check_smaller(
+    entry: Entry, trials: dict[str, Trial], draws: tuple[Draw, Draw], reporter: Reporter,
+    sizes: Affordable,
+) -> None:  # fmt: skip
+    """What a part of each result was right of: check all of a smaller case, if that is supported.
+
+    What fails there is reported as failed here, and dropped.
+    """
+    case, workload = sizes.smaller, WORKLOADS.get(entry.case.workload)
+    tensors = workload.tensors(case)
+    able = [n for n, x in trials.items() if workload.reason_against(case, x.impl) is None]
+    smaller = {n: Trial(impl=trials[n].impl, case=case, tensors=tensors) for n in able}
+    only = Reporter(at=reporter.at, record=lambda _, __: None)
+    check_twice(replace(entry, case=case), dict(smaller), draws, only)
+    for name, trial in list(trials.items()):
+        trial.metrics["checked"] = sizes.share + f", all at n = {case.kv_len}" * (name in able)
+        other = smaller.get(name, trial)
+        trial.spent_s = dict(Counter(trial.spent_s) + Counter(other.spent_s))
+        if other.status is not None:
+            trial.status, trial.reason = other.status, f"{other.reason} (at n = {case.kv_len})"
+            trial.metrics["fault"] = other.metrics.get("fault")
+            reporter.record(entry.index, trials.pop(name).record())
 
 
 # How far approximations are from exact attention, by what the inputs are.
@@ -108,6 +157,7 @@ def measure_distances(
     workload = WORKLOADS.get(entry.case.workload)
     every = workload.approximates(entry.case)
     names = [name for name, x in trials.items() if every or x.impl.definition is not None]
+    names = [name for name in names if "checked" not in trials[name].metrics]  # would take too long
     if not names or entry.case.pass_ == "backward":
         return
     tensors = trials[names[0]].tensors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import time
 from collections import Counter
@@ -30,7 +31,9 @@ from attnbench.schema.messages import Measure
 from attnbench.schema.record import Cell, Record
 from attnbench.worker.checking import Entry, Reporter, check_twice, measure_distances
 from attnbench.worker.inputs import Draw, Tensors
-from attnbench.worker.trial import Trial, classify
+from attnbench.worker.reference import TooSlowError
+from attnbench.worker.screening import Screening
+from attnbench.worker.trial import DroppedError, Trial, classify
 from attnbench.worker.workloads import WORKLOADS
 
 CORE = " alone"  # behind a cell's key: its core without the layer
@@ -42,7 +45,7 @@ class Instruments:
     """Everything about measuring that is the same for all cells of a request.
 
     `sensor` is what the GPU says of itself, None on CPU; `energy` asks for joules a call; a `race`
-    ends the timing of what is decided.
+    ends the timing of what is decided. `reference_s` is how long the references of a case may take.
     """
 
     rule: StoppingRule
@@ -52,6 +55,7 @@ class Instruments:
     sensor: GpuSensor | None = None
     energy: bool = False
     race: Race | None = None
+    reference_s: float | None = None
 
     @classmethod
     def of(cls, request: Measure, device: str) -> Instruments:
@@ -62,17 +66,18 @@ class Instruments:
         """
         clock = clock_for(device, l2=request.l2, timer=request.timer)
         sensor = GpuSensor.open() if device == "cuda" else None
-        limit_s = request.race_s
+        timing_s = request.race_s
         return cls(
             rule=StoppingRule(
                 precision=request.precision,
                 min_time_s=request.min_time_s,
                 max_time_s=request.max_time_s,
-                warm_s=None if limit_s is None else RACE_WARM_S,
+                warm_s=None if timing_s is None else RACE_WARM_S,
             ),
             race=None
-            if request.race_s is None
-            else Race(limit_s=request.race_s, kept=request.kept),
+            if timing_s is None
+            else Race(timing_s=timing_s, limit_s=request.limit_s or timing_s, kept=request.kept),
+            reference_s=request.reference_s,
             clock=clock,
             watch=Watch(sensor=sensor),
             seed=request.seed,
@@ -94,8 +99,9 @@ def measure_group(entries: list[Entry], instruments: Instruments, reporter: Repo
     Each case is checked on two draws of inputs, then probed. What is left is timed interleaved,
     across the cases, too. What ran out of memory beside others is tried again alone at the end:
     only then is it its own fault. Not where that broke the clock: the process ends with the record.
+    In a race there is no time for that.
     """
-    if sum(len(entry.impls) for entry in entries) == 1:
+    if instruments.race or sum(len(entry.impls) for entry in entries) == 1:
         _measure_together(entries, instruments, reporter)
         return
     crowded: list[tuple[int, str]] = []
@@ -119,8 +125,10 @@ def _measure_together(entries: list[Entry], instruments: Instruments, reporter: 
     group = secrets.token_hex(4)  # records with the same one were interleaved: their rounds pair
     trials: dict[str, Trial] = {}
     indices: dict[str, int] = {}
+    screening = Screening(instruments.race) if instruments.race else None
     for entry in entries:
-        for name, trial in prepare(entry, instruments.seed, reporter).items():
+        ready = prepare(entry, instruments.seed, reporter, instruments.reference_s, screening)
+        for name, trial in ready.items():
             trial.metrics["group"] = group
             key = f"{entry.index} {name}"
             trials[key], indices[key] = trial, entry.index
@@ -185,10 +193,15 @@ def with_core(record: Record, core: Target) -> Record:
     return replace(record, samples=tuple(samples), spent_s=spent_s)
 
 
-def prepare(entry: Entry, seed: int, reporter: Reporter) -> dict[str, Trial]:
+def prepare(
+    entry: Entry, seed: int, reporter: Reporter, reference_s: float | None = None,
+    screening: Screening | None = None,
+) -> dict[str, Trial]:  # fmt: skip
     """Check and probe the implementations of one case; return those that may be timed."""
     case, trials = entry.case, dict[str, Trial]()
     try:
+        if screening:
+            screening.begin()
         workload = WORKLOADS.get(case.workload)
         settle()
         reporter.at(entry.index, None, "inputs")
@@ -198,7 +211,10 @@ def prepare(entry: Entry, seed: int, reporter: Reporter) -> dict[str, Trial]:
             for name in entry.impls
         }
         draws = Draw(seed=2 * seed + 1, needles=True), Draw(seed=2 * seed + 2)
-        check_twice(entry, trials, draws, reporter)
+        if screening:
+            trials = screening.ordered(trials)
+        limits: Any = {"reference_s": reference_s or math.inf, "screening": screening}
+        check_twice(entry, trials, draws, reporter, **limits)
         measure_distances(entry, trials, draws[1].seed, reporter)
         workload.fill(case, tensors, Draw(seed=seed))
         for name in list(trials):
@@ -206,9 +222,12 @@ def prepare(entry: Entry, seed: int, reporter: Reporter) -> dict[str, Trial]:
                 trials[name].probe()
     except Exception as err:  # inputs or reference: no implementation is to blame
         status, reason = classify(err, "inputs and reference")
+        metrics = {"dropped": "budget"} if isinstance(err, (DroppedError, TooSlowError)) else {}
         for name in trials or entry.impls:
-            record = Record(cell=Cell(case=case, impl=name), status=status, reason=reason)
-            reporter.record(entry.index, record)
+            cell = Cell(case=case, impl=name)
+            reporter.record(
+                entry.index, Record(cell=cell, status=status, reason=reason, metrics=metrics)
+            )
         return {}
     return trials
 

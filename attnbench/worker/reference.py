@@ -39,6 +39,7 @@ RMS_FLOOR_EPS = 1.0  # a mean needs no room for the unluckiest element
 on_block: Callable[[], Any] = int  # called for each block, as a sign of life; this one does nothing
 # Computes in the dtype of its tensors; with `terms=True` the terms of the errors' floor, too.
 Core = Callable[..., "PlainResult"]
+_OF_QUERIES = ("q", "o", "do", "dq")  # what has a row for each query, not for each key
 # A block of scores in the reference holds about this many float64 elements: 16 MiB on CPU,
 # which its last cache holds; on a GPU 512 MiB: it would wait for the next launch with smaller ones.
 _BLOCK_ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 26}
@@ -51,6 +52,10 @@ BLOCK_BYTES = 48
 
 class DefinitionError(Exception):
     """By a method's definition nothing can be judged; the message says what it does."""
+
+
+class TooSlowError(Exception):
+    """Not even a part can be checked in the time for it; the message says what takes longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +78,33 @@ class Size:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A part of a call: queries `row_R` of key/value heads `slice_P`, counted through the batch."""
+
+    case: Case
+    row_R: torch.Tensor
+    slice_P: torch.Tensor
+
+    def of(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """That part of an input or a result (B, heads, L, D): (P, heads a slice, R, D)."""
+        groups = self.case.kv_heads
+        x_BGMLD = x.detach().view(len(x), groups, -1, *x.shape[2:])
+        x_PMLD = x_BGMLD[self.slice_P // groups, self.slice_P % groups]
+        return x_PMLD[:, :, self.row_R] if name in _OF_QUERIES else x_PMLD
+
+    def whole(self, name: str, part: torch.Tensor) -> tuple[int, ...]:
+        """The shape of the input or the result that `part` is of."""
+        rows = self.case.seq_len if name in _OF_QUERIES else part.shape[2]
+        return self.case.batch, self.case.kv_heads * part.shape[1], rows, part.shape[3]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reference:
-    """Float64 results by name (`o`, `dq`, `dk`, `dv`), and the error allowed for each."""
+    """Float64 results by name (`o`, `dq`, …), of what was `drawn`, and the error allowed."""
 
     values: dict[str, torch.Tensor]
     allowed: dict[str, Size]
+    drawn: Drawn | None = None
 
     def beyond(self, dtype: str) -> str | None:
         """Which result may be larger than `dtype` holds and still right, in words, or None."""
@@ -129,27 +156,30 @@ def plain_attention(
     *,
     terms: bool = False,
     admitted: torch.Tensor | None = None,
+    drawn: Drawn | None = None,
 ) -> PlainResult:
     """softmax(QKᵀ·scale)V and, where `do` is given, its gradients, in the dtype of the tensors.
 
     Works in blocks of queries, so that the (L, S) matrix never exists; position encodings, masks
     and grouped heads are applied by their definitions. Gradients accumulate in float32 at least.
     A query without keys gives output 0 and gradient 0. The baseline needs no `terms`. `admitted`,
-    boolean and (L, S), (H, L, S) or (B, H, L, S), takes the place of the case's mask.
+    boolean and (L, S), (H, L, S) or (B, H, L, S), takes the place of the case's mask. Where a part
+    is `drawn`, all tensors and results are that part of them.
     """
-    q, k, v = (tensors[name].detach() for name in "qkv")
-    do = tensors.get("do")
-    query_places = torch.arange(case.seq_len, device=q.device) + (case.kv_len - case.seq_len)
-    key_places = torch.arange(case.kv_len, device=q.device)
-    q = _grouped(positions.rotated(q, case.position, query_places, case.kv_len), case)
-    k = _grouped(positions.rotated(k, case.position, key_places, case.kv_len), case)
-    v, do = _grouped(v, case), None if do is None else _grouped(do.detach(), case)
-    if admitted is not None and admitted.ndim > 2:
+    counts = case.seq_len, case.batch * case.kv_heads, case.kv_len
+    row_R, slice_P, key_places = (torch.arange(n, device=tensors["q"].device) for n in counts)
+    part = drawn or Drawn(case=case, row_R=row_R, slice_P=slice_P)
+    query_places = part.row_R + (case.kv_len - case.seq_len)
+    inputs = {n: x.detach() if drawn else _grouped(x.detach(), case) for n, x in tensors.items()}
+    q = positions.rotated(inputs["q"], case.position, query_places, case.kv_len)
+    k = positions.rotated(inputs["k"], case.position, key_places, case.kv_len)
+    v, do = inputs["v"], inputs.get("do")
+    if admitted is not None and admitted.ndim > 2 and not drawn:
         admitted = _grouped(admitted.expand(case.batch, case.heads, -1, -1), case)
-    result = (_with_terms if terms else _plain)(case, q, k, v, do, admitted)
+    result = (_with_terms if terms else _plain)(case, q, k, v, do, admitted, part)
     for values in (result.values, result.terms, result.moved):
         for name, x in values.items():
-            values[name] = x.reshape(case.batch, -1, *x.shape[-2:])
+            values[name] = x.reshape(len(part.slice_P) if drawn else case.batch, -1, *x.shape[-2:])
     for name, places in (("dq", query_places), ("dk", key_places)):
         if name in result.values:
             at = case.position, places, case.kv_len
@@ -162,7 +192,7 @@ def plain_attention(
 
 def _plain(
     case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor | None,
-    admitted: torch.Tensor | None,
+    admitted: torch.Tensor | None, part: Drawn,
 ) -> PlainResult:  # fmt: skip
     """As an author would write it; heads are (B·G, H/G, …), those of keys and values (B·G, 1, …).
 
@@ -171,13 +201,13 @@ def _plain(
     wide = torch.promote_types(q.dtype, torch.float32)
     o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
     dq, dk, dv = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
-    biased, at_I, group_N = _bias_places(case, q)
+    biased, group_N = case.position.encoding.kind == "bias", part.slice_P % case.kv_heads
     elements = block_elements(case, q.device.type)
-    for rows, hidden, blind in _blocks(case, q, slice(None), admitted, elements):
+    for rows, hidden, blind in _blocks(case, q, slice(None), admitted, elements, part):
         q_rows = q[..., rows, :] * case.softmax_scale
         scores = _product(q_rows, k.mT)
         if biased:
-            scores += positions.bias_scores(case, q_rows, at_I[rows], group_N)
+            scores += positions.bias_scores(case, q_rows, part.row_R[rows], group_N)
         if hidden is not None:
             scores.masked_fill_(hidden, -math.inf)
         weights = scores.softmax(-1)
@@ -190,7 +220,7 @@ def _plain(
         dscores = weights * (dweights - (weights * dweights).sum(-1, keepdim=True))
         dq[..., rows, :] = _product(dscores, k) * case.softmax_scale
         if biased:
-            dbias = positions.bias_gradient(case, dscores, at_I[rows])
+            dbias = positions.bias_gradient(case, dscores, part.row_R[rows])
             dq[..., rows, :] += dbias * case.softmax_scale
         # The products sum over the query heads that share a key/value head, too.
         dk += _product((dscores * case.softmax_scale).mT, q[..., rows, :]).sum(1, keepdim=True)
@@ -207,7 +237,7 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def _with_terms(
     case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor | None,
-    admitted: torch.Tensor | None,
+    admitted: torch.Tensor | None, part: Drawn,
 ) -> PlainResult:  # fmt: skip
     """The same in float64, and the terms, whose size alone matters, in float32.
 
@@ -221,20 +251,20 @@ def _with_terms(
     o_squares = torch.zeros_like(o, dtype=single)
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k[:, 0]), torch.zeros_like(v[:, 0])
     dq_squares, dk_squares, dv_squares = (torch.zeros_like(x, dtype=single) for x in (dq, dk, dv))
-    biased, at_I, group_N = _bias_places(case, q)
+    biased, group_N = case.position.encoding.kind == "bias", part.slice_P % case.kv_heads
     elements = block_elements(case, q.device.type)
-    few = max(1, elements // (q.shape[1] * case.kv_len * case.seq_len))
+    few = max(1, elements // (q.shape[1] * case.kv_len * q.shape[2]))
     for first in range(0, len(q), few):
         some = slice(first, first + few)
         k_PSD, v_PSV = k[some, 0], v[some, 0]
         k_squares = (k_PSD * case.softmax_scale).to(single).square_()
-        for rows, hidden, blind in _blocks(case, q, some, admitted, elements):
+        for rows, hidden, blind in _blocks(case, q, some, admitted, elements, part):
             at = some, slice(None), rows
             heads = scaled[at].shape[:3]
             q_PMD = scaled[at].flatten(1, 2)
             weights = q_PMD @ k_PSD.mT
             if biased:
-                bias = positions.bias_scores(case, scaled[at], at_I[rows], group_N[some])
+                bias = positions.bias_scores(case, scaled[at], part.row_R[rows], group_N[some])
                 weights.view(*heads, -1).add_(bias)
             if hidden is not None:
                 weights.view(*heads, -1).masked_fill_(hidden, -math.inf)
@@ -268,14 +298,14 @@ def _with_terms(
             dk_squares[some].baddbmm_(uncancelled.mT, q_PMD.to(single).square_())
             dq_squares[at] = (uncancelled @ k_squares).view(*heads, -1)
             if biased:
-                summands = uncancelled.view(*heads, -1), at_I[rows]
+                summands = uncancelled.view(*heads, -1), part.row_R[rows]
                 dbias = positions.bias_gradient(case, *summands, squares=True)
                 dq_squares[at] += dbias * case.softmax_scale**2
             dscores = dweights.sub_(mean).mul_(weights)
             dk[some].baddbmm_(dscores.mT, q_PMD)
             dq[at] = (dscores @ k_PSD).view(*heads, -1)
             if biased:
-                dq[at] += positions.bias_gradient(case, dscores.view(*heads, -1), at_I[rows])
+                dq[at] += positions.bias_gradient(case, dscores.view(*heads, -1), part.row_R[rows])
     lse_bound = unsure + math.log(case.kv_len)  # |lse| is at most this
     # A score's error moves its weight w by w·(1 − w) of that. Three roundings, of q, of k and of
     # the score, each uniform in ± eps/2, are off by eps·√(3/12) of it in the root mean square.
@@ -288,12 +318,6 @@ def _with_terms(
             "dq": dq_squares.sqrt_(), "dk": dk_squares.sqrt_(), "dv": dv_squares.sqrt_()
         }  # fmt: skip
     return result
-
-
-def _bias_places(case: Case, q: torch.Tensor) -> tuple[bool, torch.Tensor, torch.Tensor]:
-    """Whether scores have a bias, the numbers of the queries, and the key/value head of each N."""
-    at_I, slice_N = (torch.arange(count, device=q.device) for count in (q.shape[-2], len(q)))
-    return case.position.encoding.kind == "bias", at_I, slice_N % case.kv_heads
 
 
 def statistics_share(case: Case) -> float:
@@ -422,8 +446,9 @@ def block_bytes(case: Case) -> int:
 
 
 def _blocks(
-    case: Case, q: torch.Tensor, some: slice, pattern: torch.Tensor | None, elements: int
-) -> Iterator[tuple[slice, torch.Tensor | None, torch.Tensor | None]]:
+    case: Case, q: torch.Tensor, some: slice, pattern: torch.Tensor | None, elements: int,
+    part: Drawn,
+) -> Iterator[tuple[slice, torch.Tensor | None, torch.Tensor | None]]:  # fmt: skip
     """Rows of queries, the pairs hidden from them, and which of them see no key at all.
 
     So many that the scores of `some` groups of heads fill a block of `elements`. What is hidden has
@@ -432,9 +457,9 @@ def _blocks(
     """
     wide = len(range(len(q))[some]) * q.shape[1] * case.kv_len
     count = max(1, elements // wide)
-    for first in range(0, case.seq_len, count):
+    for first in range(0, len(part.row_R), count):
         on_block()
-        rows = slice(first, min(case.seq_len, first + count))
+        rows = slice(first, min(len(part.row_R), first + count))
         if pattern is not None:
             admitted = (pattern if pattern.ndim == 2 else pattern[some])[..., rows, :]
         elif case.unmasked:
@@ -442,10 +467,9 @@ def _blocks(
             continue
         else:
             sizes = case.seq_len, case.kv_len, str(q.device)
-            some_rows: Any = {"first_query": first, "count": rows.stop - first}
-            admitted = dense_mask(case.mask, *sizes, **some_rows, batch=case.batch)
+            admitted = dense_mask(case.mask, *sizes, rows=part.row_R[rows], batch=case.batch)
             if admitted.ndim > 2:
-                admitted = admitted.repeat_interleave(case.kv_heads, dim=0)[some]
+                admitted = admitted[part.slice_P[some] // case.kv_heads]
         blind = ~admitted.any(-1, keepdim=True)
         yield rows, ~admitted & ~blind, blind
 
@@ -496,7 +520,8 @@ def judge(outputs: Mapping[str, torch.Tensor], truth: Reference, dtype: str) -> 
     """Compare named outputs with the truth. NaN never passes; shape, dtype and device count."""
     worst = CheckResult(error_max=0.0, error_rmse=0.0, error_ratio=0.0)
     for name, value in truth.values.items():
-        worst = worst.worse(judge_one(name, outputs.get(name), value, truth.allowed[name], dtype))
+        judged = name, outputs.get(name), value, truth.allowed[name], dtype, truth.drawn
+        worst = worst.worse(judge_one(*judged))
     return worst
 
 
@@ -532,9 +557,10 @@ def compare_calls(
 
 
 def judge_one(
-    name: str, output: object, value: torch.Tensor, allowed: Size, dtype: str
-) -> CheckResult:
-    """Compare one output with its true value."""
+    name: str, output: object, value: torch.Tensor, allowed: Size, dtype: str,
+    drawn: Drawn | None = None,
+) -> CheckResult:  # fmt: skip
+    """Compare one output with its true value, or what is `drawn` of it."""
 
     def wrong(code: str, reason: str, **fault: str) -> CheckResult:
         return CheckResult(reason=f"{name} {reason}", fault={"code": code, "tensor": name} | fault)
@@ -542,8 +568,9 @@ def judge_one(
     if not isinstance(output, torch.Tensor):
         kind = type(output).__name__
         return wrong("not-a-tensor", f"is {kind}, not a tensor", got=kind)
+    shape = drawn.whole(name, value) if drawn else tuple(value.shape)
     for code, verb, found, expected in (
-        ("shape", "has shape", tuple(output.shape), tuple(value.shape)),
+        ("shape", "has shape", tuple(output.shape), shape),
         ("dtype", "is", output.dtype, getattr(torch, dtype)),
         ("device", "is on", output.device, value.device),
     ):
@@ -552,7 +579,7 @@ def judge_one(
             return wrong(code, text, got=str(found), expected=str(expected))
     if count := int((~torch.isfinite(output)).sum()):
         return wrong("not-finite", f"has {count} elements that are not finite")
-    error = Size.of(output.detach().double() - value)
+    error = Size.of((drawn.of(name, output) if drawn else output).detach().double() - value)
     # An allowed error of 0 (all inputs exactly representable) still admits an exact result.
     parts = [("", error.max, allowed.max), (" in the root mean square", error.rms, allowed.rms)]
     ratios = [got / most if most else (math.inf if got else 0.0) for _, got, most in parts]

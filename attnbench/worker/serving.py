@@ -7,6 +7,7 @@ print goes to standard error.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import queue
 import threading
@@ -23,6 +24,7 @@ from attnbench.machine import host, state
 from attnbench.machine.facts import free_bytes, limit_memory
 from attnbench.measure.ceilings import measure_ceilings
 from attnbench.measure.clock import Clock
+from attnbench.measure.race import Race
 from attnbench.schema import messages
 from attnbench.schema.record import Cell, Record
 from attnbench.theory.pruning import Pruning
@@ -145,8 +147,10 @@ def _measure(request: messages.Measure, heartbeat: messages.Heartbeat, emit: Emi
 
     def at(case: int, impl: str | None, stage: str) -> None:
         number = messages.NOBODY if impl is None else entries[case].impls.index(impl)
-        heartbeat.write(case, number, stage, impl if stage == "build" else None)
+        limit_s = race.patience_s if race else math.inf
+        heartbeat.write(case, number, stage, impl if stage == "build" else None, limit_s)
 
+    race: Race | None = None
     pruning = Pruning(request.oom, enabled=request.prune)
 
     def record(case: int, found: Record, clock: Clock | None = None) -> None:
@@ -157,6 +161,7 @@ def _measure(request: messages.Measure, heartbeat: messages.Heartbeat, emit: Emi
 
     try:
         instruments = Instruments.of(request, entries[0].case.device)
+        race = instruments.race
         stream = instruments.stream()
     except Exception as err:  # no memory for the flush, no graphs in this torch: no cell's fault
         status, reason = classify(err, "set-up")

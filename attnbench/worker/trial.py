@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnbench.api import Estimate, Implementation, building_mask
 from attnbench.base.parameters import shown
-from attnbench.base.units import size
+from attnbench.base.units import seconds, size
 from attnbench.machine.state import beyond_repair, restore_clocks, settle
 from attnbench.measure import probes
 from attnbench.measure.clock import CaptureError
@@ -28,6 +28,7 @@ from attnbench.measure.sampling import graphs_compiled
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record, Sample, Status
 from attnbench.theory.costs import OPAQUE_FORMULAS
+from attnbench.worker import reference as references
 from attnbench.worker.fault import fault_of
 from attnbench.worker.inputs import Tensors
 from attnbench.worker.reference import (
@@ -35,6 +36,7 @@ from attnbench.worker.reference import (
     DefinitionError,
     Reference,
     Size,
+    TooSlowError,
     compare_calls,
     judge,
 )
@@ -49,6 +51,14 @@ class IncorrectError(Exception):
 
 class BeyondDtypeError(Exception):
     """The dtype cannot hold the exact result, so that none could be right; the message has both."""
+
+
+class DroppedError(Exception):
+    """Not worth timing in a race, by a `code` for the row; the message says why."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 class UnsettledError(Exception):
@@ -79,6 +89,7 @@ class Trial:
     """What is known so far about one cell of a case.
 
     `checks_alone`: no memory is measured, and what is wrong goes to `metrics["fault"]`, for people.
+    What takes longer than `brief_s` is called once in each check and in no probe.
     """
 
     impl: Implementation
@@ -88,6 +99,8 @@ class Trial:
     bound: Bound | None = None
     result: CheckResult = field(default_factory=CheckResult)
     last_call_s: float = 0.0
+    calls: int = 0
+    brief_s: float = math.inf
     metrics: dict[str, Any] = field(default_factory=dict)
     spent_s: dict[str, float] = field(default_factory=dict)
     status: Status | None = None
@@ -95,6 +108,7 @@ class Trial:
     _first_inputs: Tensors | None = None
     _firsts: dict[str, torch.Tensor] = field(default_factory=dict)
     _why_not_counted: str | None = None
+    _brief: dict[str, Any] = field(default_factory=dict)  # what a probe would have seen
     _graphs: int = 0  # that dynamo had compiled before this was built
 
     @contextlib.contextmanager
@@ -127,6 +141,8 @@ class Trial:
         """Turn an exception into a status with a reason, and let go of what was built."""
         self.status, self.reason = classify(err, stage)
         self.bound = None
+        if isinstance(err, DroppedError):
+            self.metrics["dropped"] = err.code
         fault = raised(err, stage, self.impl.file)
         if stage == "reference" and self.status == "error":  # where definitions run, and no more
             does = self.reason.removeprefix("reference: ").removeprefix("DefinitionError: ")
@@ -174,8 +190,9 @@ class Trial:
         for _ in range(2):  # a first mask may load or compile what makes it: that is no mask's time
             self.bound = None
             building_mask.reset()
-            self.bound, kept_bytes = probes.call_kept(bind, self.case.device)
-            self.metrics.setdefault("memory_prepared_bytes", kept_bytes)
+            built = probes.call_kept(bind, self.case.device)
+            self.bound = built.result
+            self.metrics.setdefault("memory_prepared_bytes", built.kept_bytes)
             self.metrics["mask_build_us"] = building_mask.spent_us
             if building_mask.spent_us is None:
                 break
@@ -213,24 +230,33 @@ class Trial:
     def _compare(self, bound: Bound, reference: Reference, *, first: bool) -> None:
         def poisoned_call(poison: float = math.nan) -> Any:
             dtype = getattr(torch, self.case.dtype)
-            held = [torch.full_like(x, poison, dtype=dtype) for x in reference.values.values()]
+            part = reference.drawn
+            held = [
+                x.new_full(part.whole(name, x) if part else x.shape, poison, dtype=dtype)
+                for name, x in reference.values.items()
+            ]
             held.clear()
             # Each call has random numbers of its own: after each the generators are put back.
             seed = zlib.crc32(f"{self.case.case_id} {first} {poison}".encode())
             random.seed(seed)
             torch.manual_seed(seed)
+            references.on_block()  # a sign of life, from which a call's own limit counts
             begin = time.perf_counter()
             result = bound.call()
             if self.case.device == "cuda":
                 torch.cuda.synchronize()
             self.last_call_s = time.perf_counter() - begin
+            self.calls += 1
             self.restore_settings(grad=bound.grad)  # before the harness computes anything
             return result
 
         inputs = {probes.address(x) for x in self.tensors.values()}
         # A profiler around a compilation breaks it.
         if first and not self.impl.compiles and not self.checks_alone:
-            result, kept_bytes = probes.call_kept(poisoned_call, self.case.device)
+            profiled = probes.call_kept(poisoned_call, self.case.device)
+            result, kept_bytes = profiled.result, profiled.kept_bytes
+            if self.last_call_s > self.brief_s and profiled.peak_bytes is not None:
+                self._brief = kernels_of(profiled) | self._memory(result, profiled.peak_bytes)
             storages = {probes.address(x): x.untyped_storage() for x in leaves(result)}
             own = sum(storage.nbytes() for at, storage in storages.items() if at not in inputs)
             self.metrics["memory_retained_bytes"] = max(0, kept_bytes - own)
@@ -241,7 +267,7 @@ class Trial:
             if graphs := graphs_compiled():
                 self.metrics["compiled"] = "yes" if graphs > self._graphs else "no"
         outputs, differing = bound.named(result), None
-        if first:
+        if first and not self._brief:
             again = poisoned_call(1.0)  # what is read before it was written differs, too
             if self.case.workload == "attention":
                 one, other = ({probes.address(x) for x in leaves(r)} for r in (result, again))
@@ -256,7 +282,9 @@ class Trial:
         elif self.checks_alone:
             self._look_into(outputs, reference, wrong=found.reason is not None)
         elif found.reason and not differing:
-            fault = fault_of(self.case, self.tensors, outputs, reference, None, self.impl)
+            fault: dict[str, Any] = dict(found.fault)  # of a part, no more is looked into
+            if reference.drawn is None:
+                fault = fault_of(self.case, self.tensors, outputs, reference, None, self.impl)
             self.metrics["fault"] = json.dumps(fault)
         with torch.no_grad():
             for x in leaves(result):
@@ -318,6 +346,10 @@ class Trial:
         """
         assert self.bound is not None
         self.metrics |= self.costs()
+        if self.last_call_s > self.brief_s and self._brief:
+            self._why_not_counted = f"not counted: a call takes {seconds(self.last_call_s)}"
+            self.metrics |= self._brief | {"flops_note": self._flops_note()}
+            return
         self.metrics |= self._dispatched(self.bound)
         self.metrics["flops_note"] = self._flops_note()
         if self.case.device == "cuda":
@@ -489,6 +521,8 @@ def classify(err: Exception, stage: str) -> tuple[Status, str]:
     # Measurable, but not in the way that was asked for.
     if isinstance(err, (CaptureError, BeyondDtypeError)):
         return "unsupported", text
+    if isinstance(err, (DroppedError, TooSlowError)):
+        return "skipped", text
     if isinstance(err, UnsettledError):
         return "error", f"{stage}: {text}"
     if _out_of_memory(err):

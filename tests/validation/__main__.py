@@ -136,6 +136,15 @@ PARTS = (
         ),
     ),
     Part(
+        name="forecasts",
+        doc="""Hold what random sweeps take against what they say before they begin.
+
+        In a folder with other sweeps at least 90 % shall be within a factor of 2, in an empty one
+        80 % within 3, and 90 % in the interval. Prints how far off each stage was, which
+        planning/forecast.py has as constants. Exits 1 if a goal is missed. 15 minutes.""",
+        options=(_count("--sweeps", 40, "There shall be in the end."), seed_option),
+    ),
+    Part(
         name="compare",
         doc="""Hold runs of known code against each other as `attnbench compare` does.
 

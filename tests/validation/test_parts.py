@@ -67,6 +67,20 @@ def test_laws_judge_imagined_kernels_and_those_that_are_measured(cli, tmp_path):
     assert "four octaves above the floor" in ended.stdout
 
 
+def test_forecasts_hold_a_sweep_against_what_it_said(cli, tmp_path, monkeypatch):
+    from tests.validation import forecasts
+
+    options = "--seq-lens 16 --heads 2 --impls naive --min-time 0.001 --max-time 0.01"
+    monkeypatch.setattr(forecasts, "BEFORE", ())
+    monkeypatch.setattr(forecasts, "drawn", lambda seed: options)
+    ended = cli("forecasts", "--sweeps", 1)
+    row = json.loads((tmp_path / "a" / "runs.jsonl").read_text().splitlines()[1])
+    assert row["exit"] == 0
+    assert all(low < seconds < high for seconds, low, high in (row["used"], row["empty"]))
+    assert all(len(row["errors"][stage]) == 2 for stage in ("call", "reference", "samples"))
+    assert "of 1 within 2" in ended.stdout
+
+
 def test_kernels_take_what_their_name_says():
     """By a clock that is moved on with every look at it."""
     from tests.validation.laws import kernels

@@ -146,7 +146,7 @@ def _sentences(
             name = "All calls" if step == "call" else f"{step}: all calls"
             yield doc.sentence(
                 f"{name} spend {{total}} in attention with {DEFAULT}; the best of each saves"
-                " {saved} of that ({low} to {high}).",
+                " {saved} of that" + (" ({low} to {high})." if ratio[1] else "."),
                 total=doc.Value(total_us, "us"), **_saved(1.0, ratio),
             )  # fmt: skip
 
@@ -165,13 +165,12 @@ def _sentence(each: Advice) -> str:
         row = each.rows[each.rows["impl"] == DEFAULT]
         why = "not measured" if row.empty else f"{row['status'].iloc[0]}: {row['reason'].iloc[0]}"
         return f"{DEFAULT} has no time ({why}); {best} is the fastest{level}"
-    if each.verdict == "keep" and each.sure:
-        if not level:
-            return f"nothing to gain, {DEFAULT} is the fastest of {tried} tried"
-        most = units.percent((high or 1) - 1)
-        return f"nothing to gain, {DEFAULT} is at most {most} behind the best of {tried}{level}"
+    if tried == 1:
+        return f"{DEFAULT} alone was timed" + "; give a longer --budget" * (each.verdict == "open")
     if each.verdict == "keep":
-        return f"no gain was seen, {DEFAULT} is among the fastest of {tried} tried{level}"
+        if high is not None and high > 1:
+            return f"keep {DEFAULT}: no choice gains more than {units.percent(high - 1)}{level}"
+        return f"keep {DEFAULT}: it is the fastest of {tried}"
     text = against(best, DEFAULT, each.regret)
     mine, others = (float(row["time_us"]) for row in (each.best, each.default))
     if (each.regret[1] or 0) <= others / mine <= (high or 0):  # else the two would contradict it
@@ -191,7 +190,7 @@ def _table(found: Sequence[Advice]) -> Iterator[doc.Part]:
             number_of({} if row is None else row, "memory_workspace_bytes")[0]
             for row in (each.best, each.default)
         ]
-        sure = "sure" if each.sure else "likely" if each.verdict in ("likely", "keep") else "open"
+        sure = {"switch": "sure", "keep": "sure"}.get(each.verdict, each.verdict)
         name, best = _name(each, found), doc.Value(str(each.best["impl"]), "impl")
         rows.append([
             name, best, doc.Value(number_of(each.best, "time_us")[0], "us"),
@@ -211,15 +210,17 @@ def _words(found: Sequence[Advice]) -> Iterator[doc.Part]:
     """For what is better than the default, the change in a program."""
     better = [each for each in found if each.verdict in ("switch", "likely", "failed")]
     for impl in dict.fromkeys(str(each.best["impl"]) for each in better):
-        words, own = WORDS.get(base_name(impl), {}), [x for x in better if x.best["impl"] == impl]
-        reason = f"in torch {words['torch']}" if words else f"call it in place of {DEFAULT}"
-        shared = any(each.case.kv_heads < each.case.heads for each in own)
-        if "transformers" in words and not (shared and words.get("unshared")):
-            reason += f"; in transformers {words['transformers']}"
-        if scales := {each.case.scale for each in own} - {None}:
+        line, mine = WORDS.get(base_name(impl), {}), [x for x in better if x.best["impl"] == impl]
+        reason = f"in torch {line['torch']}" if line else f"call it in place of {DEFAULT}"
+        shared = any(each.case.kv_heads < each.case.heads for each in mine)
+        if "transformers" in line and not (shared and line.get("unshared")):
+            reason += f"; in transformers {line['transformers']}"
+        if scales := {each.case.scale for each in mine} - {None}:
             reason += f"; scale={', '.join(map('{:.4g}'.format, scales))} goes into the call"
-        where = f" ({', '.join(_name(each, found) for each in own)})" * (len(found) > 1)
-        yield doc.Finding(sign="good", verdict="change", subject=impl + where, reason=reason)
+        where = f" ({', '.join(_name(each, found) for each in mine)})" * (len(found) > 1)
+        verdict = next(each.verdict for each in mine)
+        words = "try" if verdict == "likely" else "change"
+        yield doc.Finding(sign=SIGNS[verdict], verdict=words, subject=impl + where, reason=reason)
 
 
 def _changes(run: Run, found: list[Advice]) -> Iterator[doc.Part]:
@@ -277,11 +278,9 @@ def _declined(run: Run) -> Iterator[doc.Part]:
         if seconds or (count > 1 and case not in begun):
             took = f"{units.seconds(seconds)}; " if seconds else ""
             lines.append(f"{case_label(case)}: {took}attnbench {_command(case, seconds or 120)}")
-    if names := (run.info.get("options") or {}).get("not_compiled"):
-        lines.append(
-            f"{', '.join(names)}: compiling takes some 20 s each; give --budget 3m or more, fewer"
-            " --tokens, or name them in --impls"
-        )
+    late = [r.cell.impl for r in run.records if r.metrics.get("dropped") == "budget"]
+    if names := dict.fromkeys(name for name in late if name != DEFAULT):
+        lines.append(f"{', '.join(names)}: --budget had no time for them; name them in --impls")
     if lines:
         yield doc.Text(lines)
 

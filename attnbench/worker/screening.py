@@ -1,0 +1,152 @@
+"""Which implementations of a call are worth timing in a race, by a call or two of each."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from attnbench.base import units
+from attnbench.measure import probes
+from attnbench.measure.race import Race
+from attnbench.schema.case import Case
+from attnbench.worker.drawn import divided
+from attnbench.worker.inputs import Draw
+from attnbench.worker.trial import DroppedError, Trial
+from attnbench.worker.workloads import WORKLOADS
+
+SLOWER = 3.0  # a second call of so many times the default's: dropped
+OTHERS = 2  # beside the default, for which there is all the time of a race
+TRIED = 0.75  # of the time for timing, in which still others are tried
+BRIEF = 0.01  # of that time: what takes longer is called as seldom as possible
+CALLS = 2  # still to come once something was called: those of a second check and of a round
+CHECKS = 0.1  # of all the time, for references of checks
+COMPILE_S = 20.0  # of one implementation, on a CPU
+LIMIT = 10.0, 30.0  # a call may take so many times the default's, and so many seconds more
+SMALL = 256  # keys of the case in which ops are compared where a call takes long
+
+
+@dataclass
+class Screening:
+    """What calls of a group's cases took so far, and what there is still time for.
+
+    In each case the default comes first (`Race.kept`), then the others by the memory they need, and
+    last what compiles.
+    """
+
+    race: Race
+    call_s: dict[tuple[Case, str], float] = field(default_factory=dict)
+    _ops: dict[tuple[Case, tuple[str, ...]], str] = field(default_factory=dict)
+
+    def ordered(self, trials: dict[str, Trial]) -> dict[str, Trial]:
+        """The trials of a case in the order in which they are tried."""
+
+        def place(name: str) -> tuple[bool, bool, float]:
+            needs = math.inf
+            with contextlib.suppress(Exception):  # an author's formula: the probe says so
+                needs = trials[name].costs()["memory_bound_bytes"] or math.inf
+            return not self._kept(trials[name]), trials[name].impl.compiles, needs
+
+        return {name: trials[name] for name in sorted(trials, key=place)}
+
+    def admit(self, trial: Trial) -> None:
+        """To be called before anything of it runs.
+
+        Raises:
+            DroppedError: there is no time to call it.
+        """
+        trial.brief_s, call_s = BRIEF * self.race.timing_s, self._default_s(trial.case)
+        self.race.call_limit_s = math.inf if self._kept(trial) else LIMIT[0] * call_s + LIMIT[1]
+        others = sum(of == trial.case and name not in self.race.kept for of, name in self.call_s)
+        until_s = TRIED * self.race.timing_s if others >= OTHERS else self.race.limit_s
+        if self._until_s(call_s + COMPILE_S * trial.impl.compiles) > until_s:
+            compiling = f", and compiling it takes some {COMPILE_S:g} s" * trial.impl.compiles
+            raise DroppedError("budget", f"not tried: --budget has no time left for it{compiling}")
+
+    def begin(self) -> None:
+        """To be called before the inputs of a case are made.
+
+        Raises:
+            DroppedError: there is no time for another case.
+        """
+        if self.call_s and (
+            self._until_s(CALLS * max(self.call_s.values())) > TRIED * self.race.timing_s
+        ):
+            raise DroppedError("budget", "not tried: --budget has no time left for it")
+
+    def compare(self, trial: Trial) -> None:
+        """To be called once it is built; of the default, to which others are compared, once called.
+
+        Where calls take long, the ops of a smaller case are compared. What no op of torch has
+        computed, such as the result of a kernel of Triton, is not compared.
+
+        Raises:
+            DroppedError: it dispatches the ops of another one, on tensors of the same shapes,
+                strides and dtypes.
+        """
+        default = self._kept(trial) and (trial.case, trial.impl.name) not in self.call_s
+        if default or trial.impl.compiles or trial.bound is None:
+            return
+        case, call, where = trial.case, trial.bound.call, ""
+        if self._default_s(case) > trial.brief_s:
+            case = divided(case, max(1, case.kv_len // SMALL))
+            workload, where = WORKLOADS.get(case.workload), f" at S = {case.kv_len}"
+            workload.fill(case, tensors := workload.tensors(case), Draw(seed=0))
+            call = workload.bind(case, trial.impl, tensors).call
+        ops, name = probes.dispatched_ops(call), trial.impl.name
+        first = self._ops.setdefault((trial.case, ops), name) if ops else name
+        if first != name:
+            trial.metrics["same_as"] = first
+            same = f"dispatches the same ops as {first}{where}, on tensors of the same layout"
+            raise DroppedError("same", f"{same}: they are one candidate")
+
+    def called(self, trial: Trial, *, first: bool) -> None:
+        """To be called after a check of it.
+
+        Raises:
+            DroppedError: there is no time to call it again.
+        """
+        call_s, key = trial.last_call_s, (trial.case, trial.impl.name)
+        self.call_s.pop(key, None)
+        until_s = self._until_s(CALLS * call_s)
+        if not first:  # a round; of the default at least, without which there is no answer
+            others_s = 0.0 if self._kept(trial) else sum(self.call_s.values())
+            until_s = self.race.elapsed_s + call_s + others_s
+        if until_s > self.race.limit_s:
+            trial.metrics["needs_s"] = until_s
+            raise DroppedError(
+                "budget", f"a call takes {units.seconds(call_s)}: too long for this --budget"
+            )
+        self.call_s[key] = call_s
+        if first and self._kept(trial):
+            self.compare(trial)
+
+    def slow(self, trials: dict[str, Trial]) -> Iterator[tuple[str, DroppedError]]:
+        """Of the trials of a case those whose second call took far longer than the default's.
+
+        Of three or more two stay in any case.
+        """
+        others = [name for name, trial in trials.items() if not self._kept(trial)]
+        default = next((trial for trial in trials.values() if self._kept(trial)), None)
+        for trial in (trials[name] for name in others if default and trials[name].calls > 1):
+            default_s, call_s = default.last_call_s, trial.last_call_s  # type: ignore[union-attr]
+            faster = sum(trials[name].last_call_s < call_s for name in others)
+            if call_s > SLOWER * default_s and (faster >= OTHERS or len(others) < OTHERS):
+                took, beside = units.seconds(call_s), units.seconds(default_s)
+                reason = f"a second call took {took}, {call_s / default_s:.3g} times the {beside}"
+                del self.call_s[trial.case, trial.impl.name]
+                yield trial.impl.name, DroppedError("slow", f"{reason} of {default.impl.name}")  # type: ignore[union-attr]
+
+    def _kept(self, trial: Trial) -> bool:
+        return trial.impl.name in self.race.kept
+
+    def _default_s(self, case: Case) -> float:
+        """How long a call of the default takes, 0 if it has none."""
+        return max([s for (of, n), s in self.call_s.items() if of == case and n in self.race.kept],
+                   default=0.0)  # fmt: skip
+
+    def _until_s(self, more_s: float) -> float:
+        """When all that was called could be timed, and something that takes `more_s` called."""
+        rest_s = CALLS * sum(self.call_s.values()) + CHECKS * self.race.limit_s
+        return self.race.elapsed_s + rest_s + more_s
