@@ -124,6 +124,17 @@ PARTS = (
         ),
     ),
     Part(
+        name="twins",
+        doc="""Advise on SDPA beside itself under another name, and beside itself with one op more.
+
+        Exits 1 where a twin is advised once, or named as faster twice. 10 minutes.""",
+        options=(
+            _count("--twins", 60, "There shall be in the end."),
+            ("--budget", {"type": DURATION, "default": "10s", "show_default": True}, "Of each."),
+            seed_option,
+        ),
+    ),
+    Part(
         name="sweeps",
         doc="""Start small sweeps alone, beside two busy processes, and with spoilt clocks.
 
