@@ -196,7 +196,8 @@ def transformers_choice(advice: Advice, run: Run) -> tuple[str, Ratio]:
     """How transformers calls SDPA for this, and its time / that of the best."""
     name = as_transformers(advice.case)
     cells = {r.cell.impl: r for r in run.records if r.cell.case == advice.case}
-    return name, time_ratio(run, cells.get(name), cells.get(str(advice.best["impl"])))
+    called = cells[name].metrics.get("same_as", name) if name in cells else name
+    return name, time_ratio(run, cells.get(str(called)), cells.get(str(advice.best["impl"])))
 
 
 def changes(run: Run, found: Sequence[Advice]) -> Iterator[Change]:

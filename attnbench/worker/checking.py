@@ -73,7 +73,7 @@ def check_twice(
     that was kept from the first is wrong in the second. What has a definition of its own is held
     against that; all others share one reference. Where both draws' references would take more than
     `reference_s`, a part of each is checked, and then the whole of a smaller case; what has no part
-    that takes less is a `TooSlowError`. In a race a `screening` drops what is not worth timing.
+    that takes less is a `DroppedError`. In a race a `screening` drops what is not worth timing.
     """
     workload, sizes = WORKLOADS.get(entry.case.workload), None
     for first, draw in zip((True, False), draws, strict=True):

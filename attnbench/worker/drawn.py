@@ -15,9 +15,9 @@ from attnbench.schema.case import Case, Position
 from attnbench.worker.inputs import Draw, Tensors, needle_pairs
 from attnbench.worker.reference import (
     Drawn,
+    DroppedError,
     PlainResult,
     Reference,
-    TooSlowError,
     plain_attention,
     reference_of,
 )
@@ -52,8 +52,9 @@ def affordable(case: Case, tensors: Tensors, reference_s: float) -> Affordable |
     rows = min(case.seq_len, case.seq_len if case.needs_grad else max(_ROWS, most // slices))
     if most < rows:
         takes, left = units.seconds(row_s * rows), units.seconds(reference_s / 3)
-        why = f"{takes} a key/value head, and there are {left}; a larger --budget gives more"
-        raise TooSlowError(f"its check takes too long: {why}")
+        why = f"{takes} a key/value head, of {left} that --budget gives it"
+        needs_s = 30 * row_s * rows  # of which a tenth is for checks
+        raise DroppedError(f"its check takes too long: {why}", dropped="budget", needs_s=needs_s)
     drawn, smaller, factor = min(slices, most // rows), case, 1
     while smaller.seq_len * smaller.kv_len * slices > most * case.kv_len / 2 and smaller.kv_len > 1:
         factor *= 2
@@ -112,7 +113,7 @@ def drawn_truth(tensors: Tensors, part: Drawn, impl: Implementation | None = Non
     if impl is not None and impl.definition is not None:
         method = impl.definition(replace(part.case, position=Position()))
         if not isinstance(method, Patterned):
-            raise TooSlowError("its check takes too long: its definition gives all rows or none")
+            raise DroppedError("its check takes too long: its definition gives all rows or none")
         every = method.admitted.expand(part.case.batch, part.case.heads, -1, -1)
         admitted = part.of("q", every)
 

@@ -31,9 +31,9 @@ from attnbench.schema.messages import Measure
 from attnbench.schema.record import Cell, Record
 from attnbench.worker.checking import Entry, Reporter, check_twice, measure_distances
 from attnbench.worker.inputs import Draw, Tensors
-from attnbench.worker.reference import TooSlowError
+from attnbench.worker.reference import DroppedError
 from attnbench.worker.screening import Screening
-from attnbench.worker.trial import DroppedError, Trial, classify
+from attnbench.worker.trial import Trial, classify
 from attnbench.worker.workloads import WORKLOADS
 
 CORE = " alone"  # behind a cell's key: its core without the layer
@@ -222,12 +222,10 @@ def prepare(
                 trials[name].probe()
     except Exception as err:  # inputs or reference: no implementation is to blame
         status, reason = classify(err, "inputs and reference")
-        metrics = {"dropped": "budget"} if isinstance(err, (DroppedError, TooSlowError)) else {}
+        row: Any = {"status": status, "reason": reason}
+        row["metrics"] = err.metrics if isinstance(err, DroppedError) else {}
         for name in trials or entry.impls:
-            cell = Cell(case=case, impl=name)
-            reporter.record(
-                entry.index, Record(cell=cell, status=status, reason=reason, metrics=metrics)
-            )
+            reporter.record(entry.index, Record(cell=Cell(case=case, impl=name), **row))
         return {}
     return trials
 

@@ -54,8 +54,12 @@ class DefinitionError(Exception):
     """By a method's definition nothing can be judged; the message says what it does."""
 
 
-class TooSlowError(Exception):
-    """Not even a part can be checked in the time for it; the message says what takes longer."""
+class DroppedError(Exception):
+    """Not worth timing, or too slow to check: skipped; `metrics` are for the row."""
+
+    def __init__(self, reason: str, **metrics: str | float) -> None:
+        super().__init__(reason)
+        self.metrics = metrics
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,8 @@ from attnbench.measure.race import Race
 from attnbench.schema.case import Case
 from attnbench.worker.drawn import divided
 from attnbench.worker.inputs import Draw
-from attnbench.worker.trial import DroppedError, Trial
+from attnbench.worker.reference import DroppedError
+from attnbench.worker.trial import Trial
 from attnbench.worker.workloads import WORKLOADS
 
 SLOWER = 3.0  # a second call of so many times the default's: dropped
@@ -62,7 +63,8 @@ class Screening:
         until_s = TRIED * self.race.timing_s if others >= OTHERS else self.race.limit_s
         if self._until_s(call_s + COMPILE_S * trial.impl.compiles) > until_s:
             compiling = f", and compiling it takes some {COMPILE_S:g} s" * trial.impl.compiles
-            raise DroppedError("budget", f"not tried: --budget has no time left for it{compiling}")
+            reason = f"not tried: --budget has no time left for it{compiling}"
+            raise DroppedError(reason, dropped="budget")
 
     def begin(self) -> None:
         """To be called before the inputs of a case are made.
@@ -73,7 +75,8 @@ class Screening:
         if self.call_s and (
             self._until_s(CALLS * max(self.call_s.values())) > TRIED * self.race.timing_s
         ):
-            raise DroppedError("budget", "not tried: --budget has no time left for it")
+            reason = "not tried: --budget has no time left for it"
+            raise DroppedError(reason, dropped="budget")
 
     def compare(self, trial: Trial) -> None:
         """To be called once it is built; of the default, to which others are compared, once called.
@@ -88,18 +91,19 @@ class Screening:
         default = self._kept(trial) and (trial.case, trial.impl.name) not in self.call_s
         if default or trial.impl.compiles or trial.bound is None:
             return
-        case, call, where = trial.case, trial.bound.call, ""
-        if self._default_s(case) > trial.brief_s:
-            case = divided(case, max(1, case.kv_len // SMALL))
-            workload, where = WORKLOADS.get(case.workload), f" at S = {case.kv_len}"
-            workload.fill(case, tensors := workload.tensors(case), Draw(seed=0))
-            call = workload.bind(case, trial.impl, tensors).call
-        ops, name = probes.dispatched_ops(call), trial.impl.name
+        case, call, where, ops = trial.case, trial.bound.call, "", tuple[str, ...]()
+        with contextlib.suppress(Exception):  # the check says so, if it comes up again
+            if self._default_s(case) > trial.brief_s:
+                case = divided(case, max(1, case.kv_len // SMALL))
+                workload, where = WORKLOADS.get(case.workload), f" at S = {case.kv_len}"
+                workload.fill(case, tensors := workload.tensors(case), Draw(seed=0))
+                call = workload.bind(case, trial.impl, tensors).call
+            ops = probes.dispatched_ops(call)
+        name = trial.impl.name
         first = self._ops.setdefault((trial.case, ops), name) if ops else name
         if first != name:
-            trial.metrics["same_as"] = first
             same = f"dispatches the same ops as {first}{where}, on tensors of the same layout"
-            raise DroppedError("same", f"{same}: they are one candidate")
+            raise DroppedError(f"{same}: they are one candidate", dropped="same", same_as=first)
 
     def called(self, trial: Trial, *, first: bool) -> None:
         """To be called after a check of it.
@@ -114,10 +118,8 @@ class Screening:
             others_s = 0.0 if self._kept(trial) else sum(self.call_s.values())
             until_s = self.race.elapsed_s + call_s + others_s
         if until_s > self.race.limit_s:
-            trial.metrics["needs_s"] = until_s
-            raise DroppedError(
-                "budget", f"a call takes {units.seconds(call_s)}: too long for this --budget"
-            )
+            reason = f"a call takes {units.seconds(call_s)}: too long for this --budget"
+            raise DroppedError(reason, dropped="budget", needs_s=until_s)
         self.call_s[key] = call_s
         if first and self._kept(trial):
             self.compare(trial)
@@ -127,16 +129,19 @@ class Screening:
 
         Of three or more two stay in any case.
         """
-        others = [name for name, trial in trials.items() if not self._kept(trial)]
-        default = next((trial for trial in trials.values() if self._kept(trial)), None)
-        for trial in (trials[name] for name in others if default and trials[name].calls > 1):
-            default_s, call_s = default.last_call_s, trial.last_call_s  # type: ignore[union-attr]
-            faster = sum(trials[name].last_call_s < call_s for name in others)
-            if call_s > SLOWER * default_s and (faster >= OTHERS or len(others) < OTHERS):
-                took, beside = units.seconds(call_s), units.seconds(default_s)
-                reason = f"a second call took {took}, {call_s / default_s:.3g} times the {beside}"
-                del self.call_s[trial.case, trial.impl.name]
-                yield trial.impl.name, DroppedError("slow", f"{reason} of {default.impl.name}")  # type: ignore[union-attr]
+        others = [trial for trial in trials.values() if not self._kept(trial)]
+        for default in (trial for trial in trials.values() if self._kept(trial)):
+            for trial in (other for other in others if other.calls > 1):
+                times = trial.last_call_s / default.last_call_s
+                faster = sum(other.last_call_s < trial.last_call_s for other in others)
+                if times > SLOWER and (faster >= OTHERS or len(others) < OTHERS):
+                    took, default_took = map(
+                        units.seconds, (trial.last_call_s, default.last_call_s)
+                    )
+                    reason = f"a second call took {took}, {times:.3g} times the {default_took}"
+                    del self.call_s[trial.case, trial.impl.name]
+                    reason += f" of {default.impl.name}"
+                    yield trial.impl.name, DroppedError(reason, dropped="slow")
 
     def _kept(self, trial: Trial) -> bool:
         return trial.impl.name in self.race.kept

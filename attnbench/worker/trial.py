@@ -34,9 +34,9 @@ from attnbench.worker.inputs import Tensors
 from attnbench.worker.reference import (
     CheckResult,
     DefinitionError,
+    DroppedError,
     Reference,
     Size,
-    TooSlowError,
     compare_calls,
     judge,
 )
@@ -51,14 +51,6 @@ class IncorrectError(Exception):
 
 class BeyondDtypeError(Exception):
     """The dtype cannot hold the exact result, so that none could be right; the message has both."""
-
-
-class DroppedError(Exception):
-    """Not worth timing in a race, by a `code` for the row; the message says why."""
-
-    def __init__(self, code: str, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
 
 
 class UnsettledError(Exception):
@@ -142,7 +134,7 @@ class Trial:
         self.status, self.reason = classify(err, stage)
         self.bound = None
         if isinstance(err, DroppedError):
-            self.metrics["dropped"] = err.code
+            self.metrics |= err.metrics
         fault = raised(err, stage, self.impl.file)
         if stage == "reference" and self.status == "error":  # where definitions run, and no more
             does = self.reason.removeprefix("reference: ").removeprefix("DefinitionError: ")
@@ -521,7 +513,7 @@ def classify(err: Exception, stage: str) -> tuple[Status, str]:
     # Measurable, but not in the way that was asked for.
     if isinstance(err, (CaptureError, BeyondDtypeError)):
         return "unsupported", text
-    if isinstance(err, (DroppedError, TooSlowError)):
+    if isinstance(err, DroppedError):
         return "skipped", text
     if isinstance(err, UnsettledError):
         return "error", f"{stage}: {text}"
