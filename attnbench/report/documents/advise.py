@@ -134,7 +134,7 @@ def _sentences(
                 share=doc.Value(share, "share"), **_saved(share, each.regret),
             )  # fmt: skip
         name, known = analysis.transformers_choice(each, run)
-        if name != DEFAULT and known[0] is not None:
+        if name != DEFAULT and known[1] is not None:
             yield doc.sentence(
                 f"{TRANSFORMERS} makes this call as {name} does: {{ratio}} the time of the best,"
                 " {ratio.interval}.",
@@ -171,6 +171,11 @@ def _sentence(each: Advice) -> str:
         if high is not None and high > 1:
             return f"keep {DEFAULT}: no choice gains more than {units.percent(high - 1)}{level}"
         return f"keep {DEFAULT}: it is the fastest of {tried}"
+    if each.regret[1] is None and each.regret[0]:
+        rounds = units.counted(int(each.best["n_samples"]), "round")
+        times = units.digits(each.regret[0])
+        text = f"{best} is {times} times as fast as {DEFAULT} in {rounds}, too few for an interval"
+        return f"{text}; a longer --budget may decide it"
     text = against(best, DEFAULT, each.regret)
     mine, others = (float(row["time_us"]) for row in (each.best, each.default))
     if (each.regret[1] or 0) <= others / mine <= (high or 0):  # else the two would contradict it
