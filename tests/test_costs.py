@@ -1,5 +1,6 @@
 from itertools import product
 
+import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from attnbench.schema.case import Case, parse_mask
 from attnbench.theory import costs
 from attnbench.theory.masks import admitted_pairs, mask_density
+from attnbench.theory.traits import impossible
 from tests.masks import admitted, masks, sizes
 
 
@@ -76,14 +78,71 @@ def test_decode_flops_count_every_step_and_projection(mask, contexts, most):
     assert costs.decode_flops_useful(case) == steps // 3
 
 
-@pytest.mark.parametrize(
-    ("pass_", "elements"),
-    # q: 2·3·4·8, k: 2·1·5·8, v: 2·1·5·6, o: 2·3·4·6, batch 2 included
-    [("forward", 192 + 80 + 60 + 144), ("both", 2 * (192 + 80 + 60) + 2 * 144)],
+# What each pass reads and writes, by the last letter as wide as q, k, v or o.
+READ = {"forward": "q k v", "backward": "q k v o do", "both": "q k v do"}
+WRITTEN = {"forward": "o", "backward": "dq dk dv", "both": "o dq dk dv"}
+
+
+@hypothesis.settings(max_examples=300)
+@given(
+    mask=masks,
+    queries=sizes,
+    keys=sizes,
+    batch=st.integers(1, 4),
+    heads=st.sampled_from([(2, 2), (4, 2), (3, 1)]),
+    dims=st.sampled_from([(4, 4), (8, 6)]),
+    pass_=st.sampled_from(list(READ)),
 )
-def test_least_traffic_reads_inputs_and_writes_outputs_once(pass_, elements):
+def test_least_traffic_is_the_tokens_that_the_mask_lets_meet_and_every_output(
+    mask, queries, keys, batch, heads, dims, pass_
+):
+    (d, v), (query_heads, kv_heads) = dims, heads
     case = Case(
-        pass_=pass_, dtype="bfloat16", batch=2, heads=3, kv_heads=1, seq_len=4, kv_len=5,
-        head_dim=8, value_dim=6,
+        pass_=pass_, dtype="bfloat16", batch=batch, heads=query_heads, kv_heads=kv_heads,
+        seq_len=queries, kv_len=keys, head_dim=d, value_dim=v, mask=parse_mask(mask),
     )  # fmt: skip
-    assert costs.attention_bytes_min(case) == elements * 2
+    sees = [admitted(mask, queries, keys, item) for item in range(batch)]
+    seeing, seen = (sum(int(one.any(axis).sum()) for one in sees) for axis in (1, 0))
+    width = {"q": query_heads * d, "k": kv_heads * d, "v": kv_heads * v, "o": query_heads * v}
+    numbers = 0
+    for name in READ[pass_].split():
+        numbers += width[name[-1]] * (seeing if name[-1] in "qo" else seen)
+    for name in WRITTEN[pass_].split():
+        numbers += width[name[-1]] * batch * (queries if name[-1] in "qo" else keys)
+    assert costs.attention_bytes_min(case) == 2 * numbers
+
+
+@pytest.mark.parametrize("context", [64, 65_536, 262_144])
+def test_a_query_reads_its_window_however_long_the_context_is(context):
+    case = Case(heads=4, seq_len=1, kv_len=context, head_dim=64, mask=parse_mask("window:64"))
+    assert costs.attention_bytes_min(case) == 133_120  # 4·H·(2D + 64·2D)
+
+
+@hypothesis.settings(max_examples=300)
+@given(
+    mask=st.sampled_from(["causal", "window:1", "window:3", "window:40", "padding:4+9+1"]),
+    cache=st.sampled_from(["static", "concat", "paged:4", "int8", "sliding", "none", "rerun"]),
+    batch=st.integers(1, 4),
+    context=sizes,
+    steps=st.integers(1, 4),
+    together=st.integers(1, 4),
+)
+def test_least_traffic_of_decoding_is_the_keys_that_the_mask_lets_each_step_see(
+    mask, cache, batch, context, steps, together
+):
+    case = Case(
+        workload="decode", batch=batch, seq_len=context, kv_len=context, heads=4, kv_heads=2,
+        head_dim=8, value_dim=6, width=24, cache=cache, new_tokens=steps * together,
+        query_tokens=together, mask=parse_mask(mask),
+    )  # fmt: skip
+    hypothesis.assume(impossible(case) is None)
+    seen = 0
+    for item, step in product(range(batch), range(1, steps + 1)):
+        end = case.mask.length(context, item) + step * together
+        step_mask = "causal" if case.mask.lengths else mask  # each item has its own context
+        seen += int(admitted(step_mask, together, end).any(0).sum())
+    key = {"none": 4 * 24, "rerun": 4 * 24, "int8": 2 * (8 + 6 + 2 * 4)}.get(cache, 2 * 4 * (8 + 6))
+    weights = 24 * (4 * 8 + 2 * 8 + 2 * 6 + 4 * 6)
+    states = 1 if cache in ("none", "rerun") else 2  # without a cache, among those of the keys
+    total = 4 * steps * (weights + states * batch * together * 24) + key * seen
+    assert 0 <= total / case.units - costs.decode_bytes_min(case) < 2  # rounded down

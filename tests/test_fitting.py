@@ -186,6 +186,13 @@ def test_what_decoding_keeps_alive_is_not_what_it_reads_in_a_step(monkeypatch, c
     assert looked_at("naive", case=case)[0] == []
 
 
+def test_keys_that_no_query_sees_need_memory_all_the_same(monkeypatch):
+    case = Case(seq_len=1, kv_len=4096, heads=2, head_dim=8, mask=parse_mask("window:16"))
+    given = sum(x.nbytes for x in WORKLOADS.get("attention").tensors(case).values())
+    monkeypatch.setattr(module, "free_bytes", lambda device: given)
+    assert looked_at("naive", case=case)[0] == []
+
+
 def test_what_a_smaller_one_implies_is_skipped_without_a_look(monkeypatch):
     def fail(device: str) -> int:
         raise AssertionError

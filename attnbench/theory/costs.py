@@ -11,7 +11,7 @@ from attnbench.schema.case import Case
 from attnbench.schema.mask import parse_mask
 from attnbench.theory import caches
 from attnbench.theory.caches import as_seen, cache_of, context_lengths, keys_of_layers
-from attnbench.theory.masks import useful_pairs
+from attnbench.theory.masks import unread_tokens, useful_pairs
 from attnbench.theory.projections import sets_of_weights, weights_of
 
 
@@ -105,16 +105,26 @@ def decode_flops_useful(case: Case, core: int | None = None) -> int:
     return (case.layers * core + projections) // tokens
 
 
-def attention_bytes_min(case: Case) -> int:
-    """Least traffic in bytes: every input read once, every output written once.
-
-    Forward reads q, k, v and writes o. Backward reads q, k, v, o, do and writes dq, dk, dv.
-    """
+def attention_bytes_given(case: Case) -> int:
+    """Inputs and outputs in bytes: q, k, v and o, with gradients do, dq, dk and dv besides."""
     query_rows = case.batch * case.heads * case.seq_len
     key_rows = case.batch * case.kv_heads * case.kv_len
-    d, v = case.head_dim, case.value_dim
-    inputs, output = query_rows * d + key_rows * (d + v), query_rows * v
-    return (1 if case.pass_ == "forward" else 2) * (inputs + output) * case.element_bytes
+    numbers = (query_rows + key_rows) * (case.head_dim + case.value_dim)
+    return (1 if case.pass_ == "forward" else 2) * numbers * case.element_bytes
+
+
+def attention_bytes_min(case: Case) -> int:
+    """Least traffic in bytes: what a result depends on is read once, every output written once.
+
+    Forward reads q, k, v and writes o. Backward reads q, k, v, o, do and writes dq, dk, dv. Keys
+    that no query sees are not read, with their values, nor q, o and do of queries that see no key;
+    what is written for these is 0. A query of padding sees the keys of its item, and is read.
+    """
+    blind, unseen = unread_tokens(case)
+    read_as_o = {"forward": 0, "backward": 2, "both": 1}[case.pass_]  # o and do, as wide as o
+    unread = case.heads * blind * (case.head_dim + read_as_o * case.value_dim)
+    unread += case.kv_heads * unseen * (case.head_dim + case.value_dim)
+    return attention_bytes_given(case) - unread * case.element_bytes
 
 
 def _decode_keys(case: Case, together: int) -> int:

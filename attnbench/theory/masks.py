@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
+from functools import partial
 
 from attnbench.schema.case import Case, Mask
 
@@ -65,6 +67,19 @@ def useful_pairs(case: Case) -> int:
         return batch_pairs(case)
     sizes = ((item, case.mask.length(case.kv_len, item), count) for item, count in _items(case))
     return sum(count * admitted_pairs(case.mask, n, n, item) for item, n, count in sizes)
+
+
+def unread_tokens(case: Case) -> tuple[int, int]:
+    """Queries that see no key, and keys that no query sees, in all batch items together.
+
+    The ranges of all queries leave no gap, and blind queries are the first ones.
+    """
+    blind = unseen = 0
+    for item, count in _items(case):
+        span = partial(case.mask.span, queries=case.seq_len, keys=case.kv_len, item=item)
+        blind += count * bisect_left(range(case.seq_len), 1, key=lambda query: span(query)[1])
+        unseen += count * (case.kv_len - span(case.seq_len - 1)[1] + span(0)[0])
+    return blind, unseen
 
 
 def _items(case: Case) -> list[tuple[int, int]]:

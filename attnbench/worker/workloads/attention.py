@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from attnbench.api import AttentionCall, Estimate, Implementation
@@ -75,6 +78,10 @@ class _Attention(Workload):
             "bytes_min": costs.attention_bytes_min(case),
             "memory_predicted_bytes": rotated_workspace(case, impl),
         }
+
+    def live_bytes(self, case: Case, found: Mapping[str, Any]) -> tuple[int, int]:
+        """All keys, also those that no query sees."""
+        return costs.attention_bytes_given(case), 0
 
     def why_flops(self, case: Case, flops: int) -> list[str]:
         rotating = costs.rotation_flops(case, case.seq_len, case.kv_len)
