@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "source"
     source.mkdir()
     for name in ("attnbench", "impls", "docs"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, source / name)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
@@ -83,22 +84,26 @@ def test_the_wheel_brings_two_packages_and_none_called_impls(wheel_files):
     }
 
 
-def test_the_wheel_holds_every_source_file(wheel_files):
+def test_the_wheel_holds_every_source_file_and_no_compiled_one(wheel_files):
     def sources(folder: str, installed_as: str) -> set[str]:
-        kinds = (".py", ".css", ".html", ".jinja", ".md")
-        files = [file for file in (ROOT / folder).rglob("*") if file.suffix in kinds]
-        return {f"{installed_as}/{file.relative_to(ROOT / folder).as_posix()}" for file in files}
+        files = [file for file in (ROOT / folder).rglob("*") if file.is_file()]
+        names = {file.relative_to(ROOT / folder).as_posix() for file in files}
+        return {f"{installed_as}/{name}" for name in names if "__pycache__" not in name}
 
     wanted = sources("attnbench", "attnbench") | sources("impls", "attnbench_impls")
     wanted |= sources("docs", "attnbench/docs")
-    assert wanted - set(wheel_files) == set()
-    assert {name for name in wanted if name.endswith((".css", ".html", ".jinja"))}
+    assert {name for name in wheel_files if ".dist-info/" not in name} == wanted
 
 
 def test_the_installed_package_is_the_one_in_the_wheel(python, installed, tmp_path):
     script = "import attnbench.cli as a, attnbench_impls as i; print(a.__file__); print(i.__file__)"
     for file in python("-c", script, cwd=tmp_path).stdout.splitlines():
         assert Path(file).is_relative_to(installed)
+
+
+def test_without_the_wheel_there_is_no_attnbench_in_its_environment(python, installed, tmp_path):
+    script = f"import sys; sys.path.remove({str(installed)!r}); import attnbench"
+    assert "No module named 'attnbench'" in python("-c", script, cwd=tmp_path).stderr
 
 
 def listed(python: Python, cwd: Path) -> tuple[list[dict[str, Any]], str]:
@@ -179,3 +184,80 @@ def test_an_installed_entry_point_is_found_and_a_broken_one_only_warns(python, t
         "Warning: entry point exits",
         "Warning: entry point gone",
     ]
+
+
+# What the pages print and this test leaves out, by what it needs beside the wheel.
+LEFT_OUT = {
+    "the source tree": """
+        make bench
+        make test
+        make validate
+        make validate PART=advise
+        make gpu OUT=dir
+        . .venv/bin/activate
+        pip install -e .
+        attnbench advise results/gpu-h200
+        attnbench history results/history""",
+    "a file of the reader's": """
+        attnbench check --impl my_kernel.py --watch
+        attnbench sweep --impl my_kernel.py --impls mine,sdpa
+        attnbench gate --impl new.py --against old.py
+        attnbench advise --seq-lens 512,2048 --masks causal --impl mine.py""",
+    "a commit, or another environment": """
+        attnbench gate
+        attnbench gate --base main --impl path/in/repo.py
+        attnbench gate --python old-venv --python new-venv
+        pytest --attnbench-gate main""",
+    "two runs": """
+        attnbench compare monday tuesday""",
+    "minutes: no option makes it shorter": """
+        attnbench verify --sweep""",
+    "an argument: the command's name alone": """
+        attnbench compare
+        attnbench history
+        attnbench merge
+        attnbench profile""",
+}
+# What makes a command end soon; the sweep that is named is made, as lines after it show that run.
+APPENDED = {
+    "advise": "--budget 15s",
+    "check": "--impls naive --seq-lens 8",
+    "named sweep": "--max-time 0.05",
+    "profile": "--seq-lens 256",
+    "sweep": "--dry-run",
+}
+
+
+def printed_commands() -> list[str]:
+    """The command lines in README and in docs/advise.md, in their order, each once."""
+    lines: list[str] = []
+    for page in ("README.md", "docs/advise.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for block, inline in re.findall(r"```sh\n(.*?)```|```.*?```|`([^`]+)`", text, re.S):
+            lines += [line.split(" #")[0].strip() for line in block.splitlines()]
+            if re.match(r"(attnbench|eval|make|pip|pytest) ", inline):
+                lines.append(" ".join(inline.split()))
+    return list(dict.fromkeys(lines))
+
+
+@pytest.mark.slow
+def test_every_command_that_the_pages_print_works_where_the_wheel_is_installed(installed, tmp_path):
+    left = {line.strip() for lines in LEFT_OUT.values() for line in lines.split("\n")} - {""}
+    commands = printed_commands()
+    assert left - set(commands) == set(), "left out, and on no page"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    clean["PATH"] = f"{installed.parents[2] / 'bin'}{os.pathsep}{clean['PATH']}"
+    failed = {}
+    for line in [line for line in commands if line not in left]:
+        name = re.sub(r"sweep .*--name \w+", "named sweep", line.removeprefix("attnbench "))
+        extra = [more for start, more in APPENDED.items() if name.startswith(start)]
+        ended = subprocess.run(
+            ["bash", "-c", " ".join([line, *extra])], cwd=tmp_path, env=clean, capture_output=True,
+            text=True, timeout=120, check=False,
+        )  # fmt: skip
+        # A machine that is too slow for so short a budget says so, and is no fault.
+        slow = ended.returncode == 2 and re.search("--budget .*give at least", ended.stderr)
+        crashed = "Traceback" in ended.stdout + ended.stderr
+        if crashed or (ended.returncode not in (0, 1, 3, 4) and not slow):
+            failed[line] = f"exit code {ended.returncode}: {ended.stderr[-500:]}"
+    assert failed == {}
