@@ -40,9 +40,9 @@ _OF_A_RUN = ("run", "output", "format_", "as_json", "quiet")
 def advise(**options: Any) -> None:
     """Say which attention is best for your calls.
 
-    The calls are those of --model, of --case, or of the axes. Every implementation that supports
-    them is checked, then timed within --budget: whatever is clearly slower drops out, and the calls
-    that a step spends most in come first. With RUN, a folder, a name, `latest` or `previous`,
+    The calls are those of --model, of --case, or of the axes. sdpa is called first, then all others
+    that support the call: what takes more than 3 times as long is dropped, the rest is checked and
+    timed within --budget. The calls that a step spends most in come first. With RUN, a folder, a name, `latest` or `previous`,
     nothing is measured. If a stored run of this machine tried all that is asked, it is used;
     --budget measures again.
 
