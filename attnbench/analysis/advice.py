@@ -132,9 +132,11 @@ def _one(
         other = next((name for name in (best, *names) if name != DEFAULT), None)
         again = [each for each in later if {DEFAULT, other} <= each.keys()]
         regret, verdict = _judged(run, other, again or [first], confirmed=bool(again))
-        if best == DEFAULT or verdict == "keep":
+        if verdict == "keep":
             level = tuple(name for name in (best, *level) if name != DEFAULT)
             best, regret = DEFAULT, (1.0, 1.0, max(1.0, regret[2] or 1.0))
+        elif best == DEFAULT and other:  # which may be faster
+            best, level = other, tuple(name for name in level if name != other)
     return Advice(
         case=case, step=step, count=count, rows=rows, best=by_name[best],
         default=by_name.get(DEFAULT), regret=regret, verdict=verdict, level=level,

@@ -60,15 +60,16 @@ def check_called(records: Sequence[Record], budget_s: float) -> None:
     Raises:
         UsageError: with a budget that is enough.
     """
-    late = [
-        record for record in records if record.cell.impl == DEFAULT
+    late = {
+        record.metrics.get("needs_s", budget_s): record for record in records
+        if record.cell.impl == DEFAULT
         and (record.status == "timeout" or record.metrics.get("dropped") == "budget")
-    ]  # fmt: skip
+    }  # fmt: skip
     if late and not any(record.samples for record in records):
-        needs_s = late[0].metrics.get("needs_s", budget_s)
+        needs_s = max(late)
         raise UsageError(
             f"--budget {units.seconds(budget_s)} is too short to check and time {DEFAULT}"
-            f" ({late[0].reason}); give at least {units.seconds(2 * needs_s)}"
+            f" ({late[needs_s].reason}); give at least {units.seconds(2 * needs_s)}"
         )
 
 
@@ -76,20 +77,28 @@ def racing(
     jobs: Iterable[Job], forecast: Forecast, left_s: Callable[[], float],
     counts: Mapping[str, int], declined: dict[str, float], seen: Sequence[Record],
 ) -> Iterator[Job]:  # fmt: skip
-    """The jobs of `by_share`, each with the time at which its race ends.
+    """The jobs of `by_share`, each with the time at which its race ends; last what no step calls.
 
     Cases that do not fit are `declined`, by their ids, with the seconds that they would take. Where
     the default lost, by the records `seen`, it meets what beat it in a fresh process once more: two
     of the same code differ by a few percent, which no number of rounds within one shows.
     """
-    for process, share in ((0, _FIRST), (1, 1.0)):
-        cells = list(_to_confirm(seen)) if process else []
-        waiting = [replace(job, process=1) for job in jobs_of(cells)] if process else jobs
-        for job, seconds in by_share(waiting, forecast, lambda: left_s() - _START_S, counts):
+    calls, others = list[Job](), list[Job]()
+    for group in (group for job in jobs for group in job.groups):
+        called = any(case.case_id in counts for case, _ in group)
+        (calls if called else others).append(Job(groups=(group,)))
+
+    def again() -> list[Job]:
+        return [replace(job, process=1) for job in jobs_of(_to_confirm(seen))]
+
+    turns: list[tuple[float, Callable[[], list[Job]]]]
+    turns = [(_FIRST, lambda: calls), (1.0, again), (1.0, lambda: others)]
+    for share, waiting in turns:
+        for job, seconds in by_share(waiting(), forecast, lambda: left_s() - _START_S, counts):
             now = time.perf_counter()
             if seconds > 0:
                 yield replace(job, timed_until=now + share * seconds, until=now + seconds)
-            elif process == 0:
+            elif not job.process:
                 declined |= {case.case_id: round(_START_S - seconds, 3) for case, _ in job.cases}
 
 

@@ -53,9 +53,10 @@ def by_share(
     """Groups as jobs of their own, each with the seconds that it may take.
 
     First what a step spends most in, by how often each case is called (`counts`, by id, of all
-    cases alike where it is empty): the first group always begins. What a group leaves of its time
-    goes to the others. Groups whose default alone would take longer than `left_s()`, or all of it
-    in a second process, come last, with minus the seconds that it would take.
+    cases alike where it is empty): the first group that a step calls always begins. What a group
+    leaves of its time goes to the others. Groups whose default alone would take longer than
+    `left_s()`, or all of it in a second process, come last, with minus the seconds that it would
+    take.
     """
     queue = [replace(job, groups=(group,)) for job in jobs for group in job.groups]
 
@@ -68,7 +69,7 @@ def by_share(
         return forecast.seconds(c for c in job.cells() if job.process or c.impl == DEFAULT)
 
     queue.sort(key=share, reverse=True)
-    first = [job for job in queue[:1] if not job.process]
+    first = [job for job in queue[:1] if share(job) and not job.process]
     while queue:
         left, least_s = left_s(), [0.0 if [job] == first else least(job) for job in queue]
         fit = [i for i, seconds in enumerate(least_s) if seconds <= left]
