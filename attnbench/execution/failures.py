@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -80,6 +81,13 @@ def features(item: Item) -> dict[str, bool]:
     }  # fmt: skip
 
 
+def _of_rows(feature: str) -> bool:
+    """Whether it tells dtypes or passes of a problem apart."""
+    return feature in ("forward", "with gradients") or feature.startswith(
+        ("in half", "in bf", "in f")
+    )
+
+
 # Factors that kernels forget or apply twice.
 _FACTORS: dict[str, Callable[[Case], float]] = {
     "sqrt(D)": lambda case: case.head_dim**0.5,
@@ -107,13 +115,57 @@ def failures(results: Sequence[CheckResult]) -> list[Failure]:
     for impl in dict.fromkeys(result.impl for result in results):
         own = [result for result in results if result.impl == impl]
         passed = [result.item for result in own if result.status == "ok"]
-        failed = [result for result in own if result.failed]
+        failed = _agreed([result for result in own if result.failed])
         kinds = sorted(_kinds(failed), key=_order)
         chance = [kind for kind in kinds if kind[1][0].code in _CHANCE]
         if 2 * sum(len(results) for _, results in chance) > len(failed):
             kinds = chance
         found += [_failure(impl, explained, kind, passed) for explained, kind in kinds]
     return found
+
+
+def _problem(item: Item) -> tuple[str, str]:
+    """What is computed, whatever the dtype and the pass."""
+    case = replace(item.case, dtype="float32", pass_="forward")
+    return case.case_id, str(sorted(item.draw.items()))
+
+
+def _named(off: Sequence[tuple[Case, float]]) -> tuple[str, ...]:
+    """What factors that were seen may be, in words."""
+    return tuple(
+        name
+        for name, factor in _FACTORS.items()
+        if off and all(math.isclose(factor(case), ratio, rel_tol=0.005) for case, ratio in off)
+    )
+
+
+def _agreed(failed: list[CheckResult]) -> list[CheckResult]:
+    """The results with the explanations alone on which an implementation's checks agree.
+
+    A factor on the scores is one if it is the same in all, within 2 %, or what has a name. A check
+    that only its dtype's rounding explains, or nothing, has what explains it in a wider dtype.
+    """
+    wide = sorted(failed, key=lambda result: -result.item.case.element_bytes)
+    off = [(r.item.case, r.fault["scale-factor"]) for r in wide if "scale-factor" in r.fault]
+    off = [x for x in off if x[0].element_bytes > 2] or off
+    least, most = (of((x for _, x in off), default=1.0) for of in (min, max))
+    one = most - least <= 0.02 * abs(least) or _named(off)
+    explained: dict[Any, Any] = {}
+
+    def codes(result: CheckResult) -> list[str] | None:
+        fault = result.fault
+        own = [x for x in fault.get("explained") or () if one or x != "scale-factor"]
+        of = _problem(result.item), result.code, fault.get("tensor")
+        wider = explained.setdefault(of, own or (fault.get("explained") and []))
+        return wider if own in ([], ["precision"]) else own
+
+    each = {id(result): codes(result) for result in wide}
+    return [
+        replace(r, metrics=r.metrics | {"fault": r.fault | {"explained": each[id(r)]}})
+        if "explained" in r.fault
+        else r
+        for r in failed
+    ]
 
 
 _CHANCE = ("random", "unwritten")
@@ -163,11 +215,6 @@ def _failure(
     figure = explained if explained in ("ratio", "scale-factor") else ""
     off = [(r.item.case, r.fault[figure]) for r in results if figure in r.fault]
     ratios = [ratio for _, ratio in off]
-    factors = [
-        name
-        for name, factor in _FACTORS.items()
-        if off and all(math.isclose(factor(case), ratio, rel_tol=0.005) for case, ratio in off)
-    ]
     return Failure(
         impl=impl,
         explained=explained,
@@ -175,7 +222,7 @@ def _failure(
         pattern=named,
         passed_alike=alike,
         ratios=(min(ratios), max(ratios)) if ratios else None,
-        factors=tuple(factors),
+        factors=_named(off),
     )
 
 
@@ -184,17 +231,24 @@ def pattern(failed: Sequence[Item], passed: Sequence[Item]) -> tuple[tuple[str, 
 
     A single feature is joined by another that picks the same items, if they share no word. Nothing
     is named that more than 5 % of the passed items have, nor what may be chance by Fisher's exact
-    test, corrected for the number of features; except what just the failed items have.
+    test, corrected for the number of features; except what just the failed items have. A problem in
+    several dtypes and passes is one, unless the feature is one of these.
     """
-    every = [features(item) for item in (*failed, *passed)]
-    names = [n for n in every[0] if all(has.get(n) for has in every[: len(failed)])]
+    items = [*failed, *passed]
+    every = [features(item) for item in items]
+    tell = [n for n in every[0] if len({bool(has.get(n)) for has in every}) > 1]
+    names = [n for n in tell if all(has.get(n) for has in every[: len(failed)])]
     having = {n: sum(1 << i for i, has in enumerate(every) if has.get(n)) for n in names}
-    tables = math.comb(len(every), len(failed))
+    first = {_problem(item): i for i, item in reversed([*enumerate(items)])}
+    rows, problems = (1 << len(items)) - 1, sum(1 << i for i in first.values())
     best, alike = tuple[str, ...](), len(passed)
     for rule in (*combinations(having, 1), *combinations(having, 2)):
         those = having[rule[0]] & having[rule[-1]]
         right = those.bit_count() - len(failed)
-        chance = math.comb(len(failed) + right, len(failed)) * len(names) ** len(rule) / tables
+        counted = rows if any(map(_of_rows, rule)) else problems
+        wrong, picked = ((x & counted).bit_count() for x in ((1 << len(failed)) - 1, those))
+        tables = math.comb(counted.bit_count(), wrong)
+        chance = math.comb(picked, wrong) * len(tell) ** len(rule) / tables
         telling = chance < 0.05 or (len(rule) == 1 and not right and tables >= _RARE)
         if right < alike and right <= 0.05 * len(passed) and telling:
             best, alike = rule, right
