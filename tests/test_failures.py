@@ -136,6 +136,17 @@ def test_a_factor_is_one_where_checks_agree_and_half_precision_is_explained_by_w
     assert len(kind.results) == sum(map(masked, ITEMS))
 
 
+def test_inputs_that_are_not_contiguous_are_named_and_not_the_batch():
+    def strided(item: Item) -> bool:
+        case = item.case
+        tokens = case.batch > 1 or (case.seq_len > 1 and case.layout == "packed")
+        return case.layout != "BHLD" and tokens and not (case.heads == 1 and case.layout == "BLHD")
+
+    failed = [item for item in ITEMS if strided(item)]
+    named = pattern(failed, [item for item in ITEMS if item not in failed])[0]
+    assert "contiguous" in " ".join(named)
+
+
 def test_a_draw_that_nobody_has_heard_of_is_a_feature_all_the_same():
     items = [
         Item(name="x", case=item.case, draw={"stripes": 3} if number % 3 == 0 else {"stripes": 0})

@@ -110,6 +110,40 @@ def at(diagonal: int | None, **more: Any) -> Callable[..., torch.Tensor]:
     return lambda q, k, v, scale: attend(q, k, v, scale=scale, diagonal=diagonal, **more)
 
 
+def of_scores(q, k, v, scale, change, case):
+    """Attention whose scores are changed, given the pairs that the case's mask admits."""
+    admitted = dense_mask(case.mask, q.shape[2], k.shape[2], "cpu", batch=len(q))
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    return change((q * scale) @ k.mT, admitted).softmax(-1) @ v
+
+
+def by(case: Case, change: Callable[..., torch.Tensor]) -> tuple[Case, Callable[..., torch.Tensor]]:
+    return case, lambda q, k, v, scale: of_scores(q, k, v, scale, change, case)
+
+
+def halves(power: float) -> Callable[..., torch.Tensor]:
+    """Two halves of the keys, joined by weights to a power."""
+
+    def wrong(q, k, v, scale):
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+        parts = ((q * scale) @ k.mT).chunk(2, -1)
+        share = (power * torch.stack([x.logsumexp(-1, keepdim=True) for x in parts])).softmax(0)
+        each = [x.softmax(-1) @ y for x, y in zip(parts, v.chunk(2, 2), strict=True)]
+        return (share * torch.stack(each)).sum(0)
+
+    return wrong
+
+
+def top_left_alibi(q, k, v, scale):
+    share, keys = q.shape[1] // k.shape[1], torch.arange(k.shape[2])
+    k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
+    slopes = torch.tensor([2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]).view(-1, 1, 1)
+    away = (keys - torch.arange(q.shape[2]).unsqueeze(1)).abs()
+    hidden = torch.full(away.shape, -math.inf).triu(k.shape[2] - q.shape[2] + 1)
+    return ((q * scale) @ k.mT - slopes * away + hidden).softmax(-1) @ v
+
+
+WINDOW = dataclasses.replace(SQUARE, mask=parse_mask("window:6"))
 EXPLAINED: dict[str, tuple[Case, Callable[..., torch.Tensor]]] = {
     "one-key-more": (SQUARE, at(1)),
     "one-key-less": (SQUARE, at(-1)),
@@ -120,6 +154,24 @@ EXPLAINED: dict[str, tuple[Case, Callable[..., torch.Tensor]]] = {
     "documents-ignored": (DOCUMENTS, at(0)),
     "first-length": (PADDED, at(None, hidden=range(8, 20))),
     "heads-tiled": (SQUARE, at(0, tiled=True)),
+    "mask-inverted": by(UNEQUAL, lambda s, seen: s.masked_fill(seen, -math.inf)),
+    "mask-added": by(SQUARE, lambda s, seen: s + seen.float()),
+    "mask-added ": by(SQUARE, lambda s, seen: s + (~seen).float()),
+    "mask-filled": by(SQUARE, lambda s, seen: s.masked_fill(~seen, -1e-9)),
+    "mask-filled ": by(UNEQUAL, lambda s, seen: s.masked_fill(~seen, -3.0)),
+    "mask-filled  ": by(BLIND, lambda s, seen: s.masked_fill(~seen, -1e4)),
+    "mask-added  ": by(BLIND, lambda s, seen: s - 1e4 * (~seen)),
+    "padding-side": by(PADDED, lambda s, seen: s.masked_fill(~seen.flip(-1), -math.inf)),
+    "window-both-sides": (
+        WINDOW,
+        lambda q, k, v, scale: of_scores(
+            q, k, v, scale, lambda s, seen: s.masked_fill(~(seen | seen.mT), -math.inf), WINDOW
+        ),
+    ),
+    "lse-base-2": (FULL, halves(1 / math.log(2))),
+    "lse-base-e": (FULL, halves(math.log(2))),
+    "lse-sign": (FULL, halves(-1.0)),
+    "bias-from-0": (SIX_HEADS, top_left_alibi),
     "scale-missing": (FULL, lambda q, k, v, scale: attend(q, k, v, scale=1.0)),
     "scale-log2(e)": (FULL, lambda q, k, v, scale: attend(q, k, v, scale=scale / math.log(2))),
     "scale-ignored": (GIVEN, lambda q, k, v, scale: attend(q, k, v, scale=16**-0.5)),
@@ -304,9 +356,40 @@ def test_of_gradients_nothing_is_said_of_a_normaliser(checked):
     assert (found["tensor"], "not-normalised" in (found["explained"] or ())) == ("dq", False)
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_causal_backward_pass_of_a_full_forward_pass_is_named(checked, saved):
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v, scale):
+            ctx.save_for_backward(q, k, v)
+            ctx.scale = scale
+            return attend(q, k, v, scale=scale)
+
+        @staticmethod
+        def backward(ctx, do):
+            q, k, v = (x.double() for x in ctx.saved_tensors)
+            scores = ctx.scale * q @ k.mT
+            hidden = torch.ones_like(scores).triu(k.shape[2] - q.shape[2] + 1).bool()
+            shown = scores.masked_fill(hidden, -math.inf)
+            lse = (scores if saved else shown).logsumexp(-1, keepdim=True)
+            p, do, o = (
+                (shown - lse).exp(),
+                do.double(),
+                (scores if saved else shown).softmax(-1) @ v,
+            )
+            ds = p * (do @ v.mT - (do * o).sum(-1, keepdim=True)) * ctx.scale
+            return *(x.float() for x in (ds @ k, ds.mT @ q, p.mT @ do)), None
+
+    def wrong(q, k, v, *, causal, scale):
+        return Wrong.apply(q, k, v, scale)
+
+    found = checked(wrong, dataclasses.replace(FULL, kv_heads=4, pass_="both"))
+    assert (found["tensor"], found["explained"]) == ("dq", ["always-causal"])
+
+
 def test_every_explanation_has_its_sentence():
     cases = [SQUARE, UNEQUAL, PREFIX, DOCUMENTS, PADDED, ROPE, SIX_HEADS]
-    cases.append(dataclasses.replace(SQUARE, mask=parse_mask("window:4")))
+    cases.append(WINDOW)
     codes = {code.strip() for code in EXPLAINED}
     for case in cases:
         tensors = ATTENTION.tensors(case)

@@ -45,8 +45,8 @@ def features(item: Item) -> dict[str, bool]:
         "with a scale of its own": case.scale is not None,
         f"with scale {case.scale}": case.scale is not None,
         f"with {case.layout} inputs": case.layout != "BHLD",
-        **{f"with {name} strided": case.layout != "BHLD" or name in item.draw.get("strided", "")
-           for name in "qkv"},
+        "where inputs are not contiguous": any(gaps := _gaps(item)),
+        **{f"where {name} is not contiguous": gap for name, gap in zip("qkv", gaps, strict=True)},
         "where the cache holds more than one page": decoding
         and tokens > cache_of(case)[1].get("page", tokens),
         f"with cache {case.cache}": case.cache is not None,
@@ -81,11 +81,28 @@ def features(item: Item) -> dict[str, bool]:
     }  # fmt: skip
 
 
+def _gaps(item: Item) -> list[bool]:
+    """Which of q, k and v are not contiguous in memory, from their layout and sizes."""
+    case, kept = item.case, item.draw.get("strided", "")
+    sizes = {"q": (case.heads, case.seq_len), "k": (case.kv_heads, case.kv_len)}
+    found = []
+    for name in "qkv":
+        heads, tokens = sizes[name.replace("v", "k")]
+        gap = heads > 1 and tokens > 1
+        if case.layout == "packed":
+            gap = tokens > 1 or case.batch > 1
+        elif case.layout == "BHLD":
+            gap = name in kept and case.batch * heads * tokens > 1
+        found.append(gap and case.workload == "attention")
+    return found
+
+
 def _of_rows(feature: str) -> bool:
-    """Whether it tells dtypes or passes of a problem apart."""
-    return feature in ("forward", "with gradients") or feature.startswith(
-        ("in half", "in bf", "in f")
-    )
+    """Whether it tells dtypes, passes or gradients of a problem apart."""
+    return "gradient" in feature or feature == "forward" or feature.startswith(_OF_DTYPES)
+
+
+_OF_DTYPES = ("in half", "in float", "in bfloat")
 
 
 # Factors that kernels forget or apply twice.
@@ -125,9 +142,9 @@ def failures(results: Sequence[CheckResult]) -> list[Failure]:
 
 
 def _problem(item: Item) -> tuple[str, str]:
-    """What is computed, whatever the dtype and the pass."""
+    """What is computed, whatever the dtype, the pass and the gradients."""
     case = replace(item.case, dtype="float32", pass_="forward")
-    return case.case_id, str(sorted(item.draw.items()))
+    return case.case_id, str(sorted(x for x in item.draw.items() if "gradient" not in x[0]))
 
 
 def _named(off: Sequence[tuple[Case, float]]) -> tuple[str, ...]:
@@ -232,7 +249,8 @@ def pattern(failed: Sequence[Item], passed: Sequence[Item]) -> tuple[tuple[str, 
     A single feature is joined by another that picks the same items, if they share no word. Nothing
     is named that more than 5 % of the passed items have, nor what may be chance by Fisher's exact
     test, corrected for the number of features; except what just the failed items have. A problem in
-    several dtypes and passes is one, unless the feature is one of these.
+    several dtypes and passes is one, unless the feature is one of these. How inputs lie in memory
+    is named before all else, however many passed ones lie so.
     """
     items = [*failed, *passed]
     every = [features(item) for item in items]
@@ -241,7 +259,7 @@ def pattern(failed: Sequence[Item], passed: Sequence[Item]) -> tuple[tuple[str, 
     having = {n: sum(1 << i for i, has in enumerate(every) if has.get(n)) for n in names}
     first = {_problem(item): i for i, item in reversed([*enumerate(items)])}
     rows, problems = (1 << len(items)) - 1, sum(1 << i for i in first.values())
-    best, alike = tuple[str, ...](), len(passed)
+    best, alike, of_memory = tuple[str, ...](), len(passed), False
     for rule in (*combinations(having, 1), *combinations(having, 2)):
         those = having[rule[0]] & having[rule[-1]]
         right = those.bit_count() - len(failed)
@@ -250,8 +268,10 @@ def pattern(failed: Sequence[Item], passed: Sequence[Item]) -> tuple[tuple[str, 
         tables = math.comb(counted.bit_count(), wrong)
         chance = math.comb(picked, wrong) * len(tell) ** len(rule) / tables
         telling = chance < 0.05 or (len(rule) == 1 and not right and tables >= _RARE)
-        if right < alike and right <= 0.05 * len(passed) and telling:
-            best, alike = rule, right
+        memory = any("contiguous" in name or name.endswith(" inputs") for name in rule)
+        few = right < len(passed) if memory else right <= 0.05 * len(passed)
+        if few and telling and (not memory, right) < (not of_memory, alike):
+            best, alike, of_memory = rule, right, memory
     if len(best) == 1:
         own = set(best[0].split()) - {"with"}
         same = [n for n in having if having[n] == having[best[0]] and not own & set(n.split())]

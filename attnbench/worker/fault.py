@@ -30,7 +30,15 @@ from attnbench.worker.reference import (
     judge_one,
     plain_attention,
 )
-from attnbench.worker.variants import PARTS, reads, scores_of, seen_scores, variants
+from attnbench.worker.variants import (
+    PARTS,
+    all_scores,
+    reads,
+    scores_of,
+    seen_scores,
+    values_of,
+    variants,
+)
 from attnbench.worker.workloads import WORKLOADS
 
 _AXES = {4: ("batch", "head", "query", "dim"), 3: ("batch", "token", "dim"), 2: ("row", "column")}
@@ -130,21 +138,30 @@ def _why(
     wrong = errors > allowed.max if finite.all() else ~finite
     by_rows = attention and small and name in ("o", "dq") and bool(wrong.any())
     if by_rows and (code := _where_rows(case, tensors, wrong, finite=bool(finite.all()))):
-        return {"explained": [code]}
+        blind = code == "rows-without-keys" and name == "o" and core_of(impl) is plain_attention
+        finite_mask = _of_blind(case, tensors, wrong, got, near) if blind else None
+        return {"explained": [finite_mask or code]}
     few = (int(wrong.sum()) or wrong.numel()) <= _FEW
     if finite.numel() <= 4 or (few and rms <= _CLOSE * allowed.rms):
         return {"explained": None}  # it would fit any story
     core, codes, figures = core_of(impl), list[str](), dict[str, Any]()
-    if name == "o" and small and case.workload != "recurrent" and finite.any():
-        for code, o in _tried(case, tensors, before or {}, core):
-            codes += [code.partition(":")[0]] * near(o[finite], got[finite], value[finite])
-        if attention and core is plain_attention:
+    if small and case.workload != "recurrent" and finite.any() and (name == "o" or attention):
+        rows_BHL = finite & _seeing(case) if attention and name == "o" else finite
+        for code, result in _tried(case, tensors, before or {}, core, name):
+            alike = rows_BHL & result.isfinite().all(-1)
+            telling = bool(2 * alike.sum() >= rows_BHL.sum() > 0)
+            codes += [code.partition(":")[0]] * (
+                telling and near(result[alike], got[alike], value[alike])
+            )
+        if attention and core is plain_attention and name == "o":
             worst = errors.masked_fill(~finite, -1).flatten()
             count = int((worst > allowed.max).sum()) or int(finite.sum())
             rows = torch.unravel_index(worst.topk(min(_ROWS, count)).indices, finite.shape)
             figures = _of_rows(case, tensors, rows, got, value, near)
+            if not case.unmasked:
+                figures |= _of_hidden(case, tensors, got, value, near)
     if finite.all() and not got.any():
-        return {"explained": ["zero"]}
+        return {"explained": [*codes, "zero"]}
     if attention and near(value.transpose(1, 2).reshape(value.shape), got, value):
         codes.append("heads-and-rows-mixed")
     square, each = value.square(), (got * value).sum(-1, keepdim=True)
@@ -165,6 +182,50 @@ def _why(
     if by_row.max() > _EVEN * by_row.median():
         return {"explained": []}  # rounding is about alike in all rows
     return _as_coarse(case, tensors, name, rms, value, core)
+
+
+def _seeing(case: Case) -> torch.Tensor:
+    """Which queries see a key, (B, H, L)."""
+    admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
+    return admitted.any(-1).expand(case.batch, case.heads, -1)
+
+
+def _of_blind(
+    case: Case, tensors: Tensors, wrong_BHL: torch.Tensor, got: torch.Tensor, near: Near
+) -> str | None:
+    """Which finite number in the place of −inf gives what rows without keys have."""
+    scores, v = all_scores(case, tensors), values_of(case, tensors)
+    for code, weights in (("mask-filled", torch.zeros_like(scores)), ("mask-added", scores)):
+        o = weights.softmax(-1) @ v
+        if near(o[wrong_BHL], got[wrong_BHL], torch.zeros_like(got[wrong_BHL])):
+            return code
+    return None
+
+
+def _of_hidden(
+    case: Case, tensors: Tensors, got: torch.Tensor, value: torch.Tensor, near: Near
+) -> dict[str, Any]:
+    """By code: the number that hidden scores are filled with, or that is added to them.
+
+    It is solved for: e^number weighs the hidden keys in each row, the sums of which are linear.
+    """
+    admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
+    scores, v, found = all_scores(case, tensors), values_of(case, tensors), dict[str, Any]()
+    top = scores.amax(-1, keepdim=True)
+    seen = (scores - top).exp() * admitted
+    rows = _seeing(case) & ~admitted.all(-1).expand(*got.shape[:-1]) & got.isfinite().all(-1)
+    for code, of in (("mask-filled", torch.zeros_like(scores)), ("mask-added", scores)):
+        hidden = (of - top).exp() * ~admitted
+        sums = [(part @ v, part.sum(-1, keepdim=True)) for part in (seen, hidden)]
+        y, x = (part - total * got for part, total in sums)
+        share = -float((x * y)[rows].sum() / x.square()[rows].sum())
+        if not 0 < share < math.inf:
+            continue
+        o = (sums[0][0] + share * sums[1][0]) / (sums[0][1] + share * sums[1][1])
+        number = math.log(share)
+        if near(o[rows], got[rows], value[rows]) and (code == "mask-filled" or abs(number) > 0.1):
+            found[code] = number
+    return found
 
 
 def _where_rows(
@@ -204,21 +265,23 @@ def _zero_keys(case: Case, tensors: Tensors, ratio_BHL1: torch.Tensor) -> int | 
 
 
 def _tried(
-    case: Case, tensors: Tensors, before: Tensors, right: Core
+    case: Case, tensors: Tensors, before: Tensors, right: Core, name: str
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Outputs of the workload with each variant in the place of the core that is right."""
+    """Outputs of the workload, or gradients of attention, with each variant of the right core."""
     plain, codes = WORKLOADS.get(case.workload).plain, dict[str, None]()
     if case.workload == "attention":
-        for code, other in variants(case, tensors, before, right):
+        for code, other in variants(case, tensors, before, right, name):
             with contextlib.suppress(Exception):  # a definition need not take what is tried
-                yield code, other()
+                found = other()
+                if name == "o" or found.shape == tensors[name[1:]].shape:
+                    yield code, found
         return
 
     def core(case: Case, inner: Tensors, *, wanted: str = "", terms: bool = False) -> PlainResult:
         for code, other in variants(case, inner, {}, right):
             codes[code] = None
             if code == wanted:
-                return PlainResult(values={"o": other()})
+                return PlainResult(values={"o": other().nan_to_num(0)})
         return right(case, inner, terms=terms)
 
     wide = {name: x.detach().double() for name, x in tensors.items() if name != "do"}

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from attnbench.api import dense_mask
+from attnbench.api import dense_bias, dense_mask
 from attnbench.schema.case import Case, Mask
 from attnbench.schema.mask import FULL
 from attnbench.schema.position import NONE
@@ -38,31 +38,42 @@ PARTS = (16, 32, 64, 128, 256, 512)  # keys of a block, or of a part of split ke
 # is divided by its own denominator.
 _RELATIVE = (("part", "part"), ("running", "running"), ("all", "part"), ("all", "running"),
              ("part", "all"), ("running", "all"), ("part", "each"))  # fmt: skip
+# To which powers weights of parts are that were joined by logarithms taken for others.
+_POWERS = {"lse-base-2": 1 / math.log(2), "lse-base-e": math.log(2), "lse-sign": -1.0}
 _CAPS = (15.0, 20.0, 30.0, 50.0)  # of scores, by tanh, in models that have one
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 def variants(
-    case: Case, tensors: Tensors, before: Tensors, core: Core
+    case: Case, tensors: Tensors, before: Tensors, core: Core, result: str = "o"
 ) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-    """Codes, and what gives o_BHLV in place of `core`; `before` are earlier inputs, or none."""
+    """Codes, and what gives the result in place of `core`; `before` are earlier inputs, or none.
+
+    Of a gradient some are tried twice: its weights may be exp(s − lse) with the right lse.
+    """
+    taken = "qkv" if result == "o" else ("q", "k", "v", "do")
 
     def of(
         names: str = "", change: Change = torch.clone, given: Tensors = tensors, /, **fields: Any
     ) -> Callable[[], torch.Tensor]:
         def output() -> torch.Tensor:
             inputs = tensors | {name: change(given[name]) for name in names}
-            return core(replace(case, **fields), _wide(inputs)).values["o"]
+            return core(replace(case, **fields), _wide(inputs, taken)).values[result]
 
         return output
 
+    saved = result != "o" and core is plain_attention and case.position.encoding.kind == "none"
     for code, mask in _masks(case):
         yield code, of(mask=mask)
+        if saved:
+            yield f"{code}:lse", partial(_with_lse, case, tensors, result, mask=mask)
     scale, head_dim, log2_e = case.softmax_scale, case.head_dim, math.log2(math.e)
     scales = {"missing": 1.0, "1/D": 1 / head_dim, "twice": scale**2, "sqrt(D)": head_dim**0.5,
               "log2(e)": scale * log2_e, "ln(2)": scale / log2_e, "ignored": None}  # fmt: skip
     for name, other in scales.items():
         yield f"scale-{name}", of(scale=other)
+        if saved:
+            yield f"scale-{name}:lse", partial(_with_lse, case, tensors, result, scale=other)
     tiled, first = [head % case.kv_heads for head in range(case.heads)], [0] * case.heads
     for code, group_H in (("heads-tiled", tiled), ("first-head", first)):
         yield code, of("kv", operator.itemgetter((slice(None), group_H)), kv_heads=case.heads)
@@ -86,7 +97,11 @@ def variants(
             values = dict(case.position.values) | {"base": base}
             yield f"rope-base:{base:g}", of(position=replace(case.position, values=values))
         yield "rope-twice", of("qk", lambda x: rotated_last(x, case.position, case.kv_len))
-    if core is plain_attention:
+    for code, pairs in _pairs(case) if core is plain_attention else ():
+        yield code, partial(_of_pairs, case, _wide(tensors, taken), result, pairs)
+    if core is plain_attention and result == "o":
+        if case.position.encoding.kind == "bias" and case.seq_len != case.kv_len:
+            yield "bias-from-0", partial(_bias_from_0, case, tensors)
         if case.position.encoding.kind != "bias":
             for cap in _CAPS:
                 yield f"soft-cap:{cap}", partial(_of_scores, case, tensors, cap=cap)
@@ -98,10 +113,71 @@ def variants(
             for how in _RELATIVE if size < case.kv_len else ():
                 joined = partial(_joined, case, tensors, scores, size, how)
                 yield f"not-rescaled:{name} {how}", joined
+        for size in {*parts.values(), *(max(1, case.kv_len // n) for n in (2, 3, 4, 8))}:
+            for code, power in _POWERS.items() if size < case.kv_len else ():
+                yield f"{code}:{size}", partial(_weighed, case, tensors, scores, size, power)
 
 
-def _wide(tensors: Tensors) -> Tensors:
-    return {name: tensors[name].detach().double() for name in "qkv"}
+def _wide(tensors: Tensors, names: Sequence[str] = "qkv") -> Tensors:
+    return {name: tensors[name].detach().double() for name in names}
+
+
+def _pairs(case: Case) -> Iterator[tuple[str, torch.Tensor]]:
+    """Pairs that are admitted instead, where no mask says so."""
+    if case.unmasked:
+        return
+    sizes: Any = {"queries": case.seq_len, "keys": case.kv_len, "device": case.device}
+    yield "mask-inverted", ~dense_mask(case.mask, **sizes, batch=case.batch)
+    if case.mask.lengths:
+        first = dense_mask(Mask(lengths=case.mask.lengths), **sizes, batch=case.batch)
+        yield "padding-side", first.flip(-1) & dense_mask(replace(case.mask, lengths=()), **sizes)
+
+
+def _of_pairs(case: Case, wide: Tensors, result: str, pairs: torch.Tensor) -> torch.Tensor:
+    """With these pairs; NaN in rows of o that have none, for which kernels give anything."""
+    found = plain_attention(case, wide, admitted=pairs).values[result]
+    return found.masked_fill(~pairs.any(-1, keepdim=True), math.nan) if result == "o" else found
+
+
+def _with_lse(case: Case, tensors: Tensors, result: str, **fields: Any) -> torch.Tensor:
+    """A gradient of weights exp(s − lse): s of a case with other fields, lse and o are right."""
+    changed, right = replace(case, **fields), seen_scores(case, tensors)
+    do_BHLV, v_BHSV = tensors["do"].detach().double(), values_of(case, tensors)
+    p = (seen_scores(changed, tensors) - right.logsumexp(-1, keepdim=True)).exp().nan_to_num(0)
+    o_BHLV = right.softmax(-1).nan_to_num(0) @ v_BHSV
+    ds = p * (do_BHLV @ v_BHSV.mT - (do_BHLV * o_BHLV).sum(-1, keepdim=True))
+    ds = ds * changed.softmax_scale
+    if result == "dq":
+        return ds @ values_of(case, tensors, "k")
+    each = ds.mT @ tensors["q"].detach().double() if result == "dk" else p.mT @ do_BHLV
+    return each.view(case.batch, case.kv_heads, -1, *each.shape[2:]).sum(2)
+
+
+def all_scores(case: Case, tensors: Tensors, first: int | None = None) -> torch.Tensor:
+    """Scaled scores (B, H, L, S) of all pairs with the bias, whose first query is at key `first`.
+
+    Unless that is given the last query is at the last key.
+    """
+    scores = seen_scores(replace(case, mask=FULL), tensors)
+    if case.position.encoding.kind != "bias":
+        return scores
+    shift = case.kv_len - case.seq_len if first is None else first
+    size = case.kv_len + case.seq_len
+    square = replace(case, seq_len=size, kv_len=size, dtype="float64")
+    before, rows = max(0, -shift), slice(max(0, shift), max(0, shift) + case.seq_len)
+    q_BHLD = torch.zeros(*tensors["q"].shape[:2], size, case.head_dim, dtype=torch.float64)
+    q_BHLD = q_BHLD.to(case.device)
+    q_BHLD[:, :, rows] = tensors["q"].detach().double()
+    added: Any = dense_bias(square)
+    bias: torch.Tensor = added(q_BHLD)[..., rows, before : before + case.kv_len]
+    return scores + bias
+
+
+def _bias_from_0(case: Case, tensors: Tensors) -> torch.Tensor:
+    """o_BHLV where the place of a query is its number: the bias begins at the top left."""
+    hidden = seen_scores(case, tensors) == -math.inf
+    weights = all_scores(case, tensors, 0).masked_fill(hidden, -math.inf).softmax(-1)
+    return weights.nan_to_num(0) @ values_of(case, tensors)
 
 
 def _masks(case: Case) -> Iterator[tuple[str, Mask]]:
@@ -112,6 +188,12 @@ def _masks(case: Case) -> Iterator[tuple[str, Mask]]:
         if bound is not None and (bound or name == "after"):
             yield more, replace(mask, **{name: bound + 1})
             yield less, replace(mask, **{name: bound - 1})
+        if name == "before" and bound:
+            yield "window-both-sides", replace(mask, after=bound)
+            yield (
+                "window-both-sides",
+                replace(mask, before=(bound + 1) // 2, after=(bound + 1) // 2),
+            )
         if bound and ignored:
             yield ignored, replace(mask, **{name: getattr(FULL, name)})
     if mask.after is not None and shift and not mask.documents:
@@ -155,15 +237,15 @@ def seen_scores(case: Case, tensors: Tensors, cap: float = 0.0) -> torch.Tensor:
     return scores.masked_fill(~admitted, -math.inf)
 
 
-def _values(case: Case, tensors: Tensors) -> torch.Tensor:
-    """v_BHSV, once for each query head."""
-    return tensors["v"].detach().double().repeat_interleave(case.heads // case.kv_heads, 1)
+def values_of(case: Case, tensors: Tensors, name: str = "v") -> torch.Tensor:
+    """v_BHSV, or k_BHSD, once for each query head."""
+    return tensors[name].detach().double().repeat_interleave(case.heads // case.kv_heads, 1)
 
 
 def _of_scores(case: Case, tensors: Tensors, cap: float = 0.0, axis: int = -1) -> torch.Tensor:
     """o_BHLV of scores that are capped, or whose softmax is along another axis."""
     weights = seen_scores(case, tensors, cap).softmax(axis).nan_to_num(0)
-    return weights @ _values(case, tensors)
+    return weights @ values_of(case, tensors)
 
 
 def scores_of(case: Case, tensors: Tensors) -> torch.Tensor:
@@ -180,7 +262,7 @@ def _joined(
     """o_BHLV of parts of `size` keys, added up as they are; `how` is one of `_RELATIVE`."""
     admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
     scores = torch.split(every().masked_fill(~admitted, -math.inf), size, 3)
-    v_BHSV = _values(case, tensors)
+    v_BHSV = values_of(case, tensors)
     own = torch.stack([part.amax(-1, keepdim=True) for part in scores])
     tops = {"part": own, "running": own.cummax(0).values, "all": own.amax(0, keepdim=True)}
     weights = [
@@ -193,6 +275,19 @@ def _joined(
     if how[1] == "each":
         return (above / below).nan_to_num(0).mean(0)
     return (above.sum(0) / below.sum(0)).nan_to_num(0)
+
+
+def _weighed(
+    case: Case, tensors: Tensors, every: Callable[[], torch.Tensor], size: int, power: float
+) -> torch.Tensor:
+    """o_BHLV of parts of `size` keys, joined by their sums of exponentials to a power."""
+    admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
+    scores = torch.split(every().masked_fill(~admitted, -math.inf), size, 3)
+    values = zip(scores, torch.split(values_of(case, tensors), size, 2), strict=True)
+    o_PBHLV = torch.stack([part.softmax(-1).nan_to_num(0) @ v for part, v in values])
+    lse = torch.stack([part.logsumexp(-1, keepdim=True) for part in scores])
+    shares = (power * lse).masked_fill(lse == -math.inf, -math.inf).softmax(0)
+    return (shares.nan_to_num(0) * o_PBHLV).sum(0)
 
 
 def reads(case: Case) -> Iterator[tuple[str, AsRead]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -168,12 +169,18 @@ def _figures(failure: Failure) -> dict[str, str]:
     """The figures of a kind in words."""
     fault, (low, high) = failure.first.fault, failure.ratios or (1.0, 1.0)
     dtype, times = fault.get("precision", ("", None))
+    numbers = [r.fault[failure.explained] for r in failure.results if failure.explained in r.fault]
+    number = "a finite number"
+    if numbers and (failure.explained or "").startswith("mask-"):
+        middle = round(statistics.median(numbers), 2)
+        number = f"{middle:g}" + " (0 and 1?)" * (abs(middle) == 1)
     same = abs(high - low) <= 0.01 * abs(high)
     return {
         "ratio": digits(low) if same else f"{digits(low)} to {digits(high)}",
         "factors": f", which is {' or '.join(failure.factors)}" if failure.factors else "",
         "dtype": dtype or fault.get("dtype", ""),
         "times": digits(times, 2),
+        "number": number,
     }
 
 
