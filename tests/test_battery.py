@@ -18,6 +18,7 @@ from attnbench.schema.position import POSITIONS
 from attnbench.theory.projections import PROJECTIONS
 from attnbench.worker.catalogue import reasons_against
 from attnbench.worker.workloads import WORKLOADS
+from tests.conftest import Cli
 
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16", "float16", "float64")
 load_built_in()
@@ -261,3 +262,51 @@ def test_the_first_items_in_the_order_of_coverage_are_of_all_kinds():
     for name in ("mask", "lengths", "dtype", "batch", "scale", "gradient"):
         of, wanted = ATTENTION[name]
         assert {of(item) for item in first} >= set(wanted)
+
+
+ORDER = """
+import torch
+from attnbench.api import ALL_MASKS, attention_builder, dense_mask, hidden_and_blind
+_masks = {}
+
+@attention_builder("by-shape", masks=ALL_MASKS, workloads=("attention",), gqa=False)
+def by_shape(case):
+    key = case.seq_len, case.kv_len, case.batch, case.unmasked
+    if key not in _masks:
+        _masks[key] = hidden_and_blind(case)
+    return lambda q, k, v: attend(q, k, v, case.softmax_scale, _masks[key])
+
+@attention_builder("delayed", masks=ALL_MASKS, workloads=("attention",), gqa=False)
+def delayed(case):
+    state, masks = {}, hidden_and_blind(case)
+
+    def call(q, k, v):
+        most = q.detach().abs().max().item()
+        limit, state["most"] = state.get("most", most), most
+        return attend(q.clamp(-limit, limit), k, v, case.softmax_scale, masks)
+
+    return call
+
+def attend(q, k, v, scale, masks):
+    scores = (q * scale) @ k.mT
+    scores = scores if masks[0] is None else scores.masked_fill(masks[0], -torch.inf)
+    o = scores.softmax(-1) @ v
+    return o if masks[1] is None else o.masked_fill(masks[1], 0)
+"""
+
+
+def test_what_an_earlier_case_or_call_leaves_is_said(cli: Cli, tmp_path):
+    file = tmp_path / "order.py"
+    file.write_text(ORDER)
+    options = ("--impl", str(file), "--dtypes", "float32")
+    masks = ("--seq-lens", "24", "--masks", "causal,window:8")
+    said = cli("check", *options, "--impls", "by-shape", *masks).stdout
+    assert "right alone in a fresh process: it keeps something from an earlier case" in said
+    assert "only window" not in said
+    said = cli("check", *options, "--impls", "delayed", "--seq-lens", "24,40,56").stdout
+    assert "only after its inputs changed: state from the call before" in said
+    assert "random" not in said
+    where = ("--min-time", "0.01", "--max-time", "0.01", "--output", tmp_path, "--name", "run")
+    assert cli("sweep", *options, "--impls", "by-shape", *masks, *where).exit_code == 0
+    records = (tmp_path / "run" / "records.jsonl").read_text()
+    assert records.count("it keeps something from an earlier case") == 1

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from attnbench.base.parameters import base_name
 from attnbench.execution.events import Events, Total, Working
+from attnbench.execution.failures import CHANCE, failures
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.execution.supervision import Death
@@ -106,4 +108,22 @@ def run_checks(
                     yield from ask([own[place]])
                 else:
                     yield result(own[place], "left", None, {})
-        return [results[index] for index in sorted(results)]
+        return _marked(runner, [results[index] for index in sorted(results)])
+
+
+def _marked(runner: LocalRunner, results: list[CheckResult]) -> list[CheckResult]:
+    """The results; those of a kind whose simplest check is right alone say so as `explained`."""
+    late: dict[tuple[str, int], CheckResult] = {}
+    for kind in failures(results):
+        first = kind.first
+        if first.status not in ("incorrect", "error") or first.code in CHANCE:
+            continue
+        runner.close()  # the next worker is a fresh process
+        asked = CheckItem(first.item.case, first.impl, first.item.draw)
+        ends = [event[1] for event in runner.check([asked]) if not isinstance(event, Working)]
+        if all(isinstance(end, ItemChecked) and end.status == "ok" for end in ends):
+            for result in kind.results:
+                fault = result.fault | {"explained": ["earlier-case"]}
+                marked = replace(result, metrics=result.metrics | {"fault": fault})
+                late[result.impl, id(result.item)] = marked
+    return [late.get((result.impl, id(result.item)), result) for result in results]

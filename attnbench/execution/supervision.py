@@ -77,6 +77,7 @@ class Supervision:
     until: float = math.inf
     _may_retry: bool = True
     _deaths: Counter[str] = field(default_factory=Counter)
+    _wrong: set[Key] = field(default_factory=set)  # after others
     _before: dict[Key, list[str]] = field(default_factory=dict)  # whom else that may be due to
 
     def run(self, keys: list[Key]) -> Iterator[Outcome | Working]:
@@ -101,11 +102,17 @@ class Supervision:
                 if status == "oom" and len(asked) > 1 and attempt.others_ran() and not racing:
                     crowded.append([key])  # others may not give back what they took
                     continue
+                if status == "incorrect" and key != asked[0] and not racing:
+                    crowded.append([key])  # it may keep something from an earlier case
+                    self._wrong.add(key)
+                    continue
                 if status == "skipped" and any(key[1] == name for [(_, name)] in crowded):
                     implied.add(key)  # by what may fit: to be asked for again, once that is known
                     continue
                 if key in self.retried and len(asked) == 1:
                     event = self._outlived(worker, key, event)
+                elif status == "ok" and key in self._wrong:
+                    self.retried[key] = "incorrect: it keeps something from an earlier case"
                 del open_keys[key]
                 yield key, event
                 if isinstance(event, Death):

@@ -220,7 +220,7 @@ class Trial:
         self._first_inputs = before if self.checks_alone else None
 
     def _compare(self, bound: Bound, reference: Reference, *, first: bool) -> None:
-        def poisoned_call(poison: float = math.nan) -> Any:
+        def poisoned_call(poison: float = math.nan, bound: Bound = bound) -> Any:
             dtype = getattr(torch, self.case.dtype)
             part = reference.drawn
             held = [
@@ -258,7 +258,7 @@ class Trial:
             self.metrics["compile_s"] += self.last_call_s
             if graphs := graphs_compiled():
                 self.metrics["compiled"] = "yes" if graphs > self._graphs else "no"
-        outputs, differing = bound.named(result), None
+        outputs, again, differing, kept = bound.named(result), None, None, False
         if first and not self._brief:
             again = poisoned_call(1.0)  # what is read before it was written differs, too
             if self.case.workload == "attention":
@@ -267,12 +267,16 @@ class Trial:
                 self.metrics["reuses_output"] = how if (one & other) - inputs else "no"
             exact, differing = compare_calls(outputs, bound.named(again), reference)
             self.metrics["deterministic"] = "yes" if exact else "no"
-            del again
         found = differing or judge(outputs, reference, self.case.dtype)
+        if self.checks_alone and found.reason and (differing or not first):
+            pair = None if first is False else (outputs, bound.named(again))
+            kept = self._keeps(poisoned_call, pair, reference)
+        del again
         if differing and self.checks_alone:
-            self.metrics["fault"] = differing.fault
+            state = {"code": "state", "explained": ["call-before"]}
+            self.metrics["fault"] = differing.fault | (state if kept else {})
         elif self.checks_alone:
-            self._look_into(outputs, reference, wrong=found.reason is not None)
+            self._look_into(outputs, reference, wrong=found.reason is not None, kept=kept)
         elif found.reason and not differing:
             fault: dict[str, Any] = dict(found.fault)  # of a part, no more is looked into
             if reference.drawn is None:
@@ -288,7 +292,32 @@ class Trial:
         if found.reason:
             raise IncorrectError(found.reason + ("" if first else " (after its inputs changed)"))
 
-    def _look_into(self, outputs: Tensors, reference: Reference, *, wrong: bool) -> None:
+    def _keeps(
+        self, call: Callable[..., Any], pair: tuple[Tensors, Tensors] | None, reference: Reference
+    ) -> bool:
+        """Whether a result depends on the call before, and not on chance.
+
+        A `pair` of results that differ comes again from a new build, or the second of it from a
+        third call. Without one a result was wrong: is it right after a call on the same inputs?
+        """
+        assert self.bound is not None
+        fresh = WORKLOADS.get(self.case.workload).bind(self.case, self.impl, self.tensors)
+        third, *other = (
+            bound.named(call(poison, bound))
+            for poison, bound in ((2.0, self.bound), (3.0, fresh), (4.0, fresh))
+        )
+        if pair is None:
+            either = (judge(x, reference, self.case.dtype) for x in (third, other[0]))
+            return any(found.reason is None for found in either)
+        alike = [
+            all(torch.equal(x, known[name]) for name, x in got.items())
+            for got, known in ((third, pair[1]), *zip(other, pair, strict=True))
+        ]
+        return alike[0] or all(alike[1:])
+
+    def _look_into(
+        self, outputs: Tensors, reference: Reference, *, wrong: bool, kept: bool
+    ) -> None:
         """Say what is wrong; a result that was right before and is still the same was kept.
 
         So is one that is NaN throughout: the harness has overwritten the first result by that.
@@ -302,6 +331,8 @@ class Trial:
             first, now = self._firsts.get(name), outputs[name].detach().flatten()[:4096]
             if first is not None and (now.isnan().all() or torch.equal(now, first)):
                 fault |= {"code": "kept-result", "explained": []}
+            elif kept and not str(fault["explained"]).startswith("['kept-"):
+                fault["explained"] = ["call-before"]
         self.metrics["fault"] = fault
 
     def measure_distance(self, name: str, exact: torch.Tensor) -> None:
