@@ -23,9 +23,14 @@ def method(case: Case, reach: int, lack: str, block: int) -> Call:
     mask = dense_mask(case.mask, *sizes)
     if lack == "no-look-ahead":
         mask = mask | (place == case.kv_len - 1)
-    exact = Patterned(case, mask & near)
+    exact, latest = Patterned(case, mask & near), {}
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if lack == "two-calls-in-flight":
+            latest["size"] = size = k.detach().abs().mean()
+            q = q.clone()
+            if q.requires_grad:
+                q.register_hook(lambda gradient: gradient * latest["size"] / size)
         o = exact(q, k, v)
         if lack == "batch-and-heads-apart":
             return o + v.mean(dim=(0, 1, 2))
@@ -46,7 +51,8 @@ def method(case: Case, reach: int, lack: str, block: int) -> Call:
 def lacking(request: pytest.FixtureRequest) -> Iterator[str]:
     """An implementation that lacks a property, as its definition does; the name of the property."""
     lack: str = request.param
-    shared = "" if lack in ("any-order-of-keys", "any-block-size", "gradcheck") else lack
+    own = ("any-order-of-keys", "any-block-size", "gradcheck", "two-calls-in-flight")
+    shared = "" if lack in own else lack
 
     @attention_builder(
         "lacking",

@@ -34,7 +34,7 @@ def output(case: Case, impl: Implementation, tensors: Tensors) -> torch.Tensor:
     return bound.named(bound.call())["o"].detach().clone()
 
 
-def same(o: torch.Tensor, other: torch.Tensor, what: str) -> None:
+def same(o: torch.Tensor, other: torch.Tensor, what: str, name: str = "o") -> None:
     """See that two outputs differ by rounding alone: √eps of their size, in the root mean square.
 
     Raises:
@@ -42,7 +42,7 @@ def same(o: torch.Tensor, other: torch.Tensor, what: str) -> None:
     """
     off, most = Size.of(o - other).rms, torch.finfo(o.dtype).eps ** 0.5 * Size.of(other).rms
     if not off <= most:
-        raise IncorrectError(f"{what}: o changes by {off:.3g} where {most:.3g} is rounding")
+        raise IncorrectError(f"{what}: {name} changes by {off:.3g} where {most:.3g} is rounding")
 
 
 def _redrawn(x: torch.Tensor) -> torch.Tensor:
@@ -156,6 +156,26 @@ def gradients(case: Case, impl: Implementation, tensors: Tensors) -> None:
             raise IncorrectError(f"gradients are not those of the output: {text[:200]}") from err
 
 
+def two_in_flight(case: Case, impl: Implementation, tensors: Tensors) -> None:
+    """A forward pass on other inputs between a forward pass and its backward one changes nothing.
+
+    It does where what the backward pass needs is kept in one place for all calls.
+    """
+    if impl.reuses_output:
+        return  # by declaration the first output is gone
+    call: Any = impl.build(case)
+    inputs = [tensors[name].detach().requires_grad_() for name in "qkv"]
+    with torch.enable_grad():
+        found = []
+        for others in ([], [_redrawn(x).requires_grad_() for x in inputs]):
+            o = call(*inputs)
+            later = call(*others) if others else None
+            found.append(torch.autograd.grad(o, inputs, _redrawn(o)))
+            del later
+    for name, one, other in zip("qkv", *found, strict=True):
+        same(other, one, "another forward pass before the backward one shows", f"d{name}")
+
+
 _PROPERTIES: dict[str, Property] = {
     "no-look-ahead": no_look_ahead,
     "batch-and-heads-apart": apart,
@@ -164,5 +184,6 @@ _PROPERTIES: dict[str, Property] = {
     "any-block-size": any_blocks,
     "exact-in-its-limit": exact_in_its_limit,
     "gradcheck": gradients,
+    "two-calls-in-flight": two_in_flight,
 }
 PROPERTIES: Registry[Property] = Registry("property", items=_PROPERTIES)
