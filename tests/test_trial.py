@@ -194,6 +194,10 @@ def scribbles(case):
     return call
 
 
+class Lazy(torch.Tensor):
+    """What may be computed when it is looked at."""
+
+
 @pytest.mark.parametrize(("build", "words"), [
     (lambda case: lambda q, k, v: exact(q, k, v, causal=False, scale=1.0), "is off by"),
     (stale, "after its inputs changed"),
@@ -202,7 +206,8 @@ def scribbles(case):
     (lambda case: lambda q, k, v: q.double(), "expected torch.float32"),
     (lambda case: lambda q, k, v: q[:, :1], "shape"),
     (lambda case: lambda q, k, v: q * math.nan, "not finite"),
-    (lambda case: lambda q, k, v: None, "not a tensor"),
+    (lambda case: lambda q, k, v: None, "not a plain tensor"),
+    (lambda case: lambda q, k, v: q.as_subclass(Lazy), "Lazy, not a plain tensor"),
 ])  # fmt: skip
 def test_a_wrong_one_is_incorrect_and_has_no_time(measured, build, words):
     records = measured(wrong=build, right=right)
