@@ -83,26 +83,20 @@ def features(item: Item) -> dict[str, bool]:
 
 def _gaps(item: Item) -> list[bool]:
     """Which of q, k and v are not contiguous in memory, from their layout and sizes."""
-    case, kept = item.case, item.draw.get("strided", "")
-    sizes = {"q": (case.heads, case.seq_len), "k": (case.kv_heads, case.kv_len)}
-    found = []
-    for name in "qkv":
-        heads, tokens = sizes[name.replace("v", "k")]
-        gap = heads > 1 and tokens > 1
-        if case.layout == "packed":
-            gap = tokens > 1 or case.batch > 1
-        elif case.layout == "BHLD":
-            gap = name in kept and case.batch * heads * tokens > 1
-        found.append(gap and case.workload == "attention")
-    return found
+    case, kept, found = item.case, item.draw.get("strided", ""), []
+    for name in "qkv" if case.workload == "attention" else "":
+        heads, tokens = (case.heads, case.seq_len) if name == "q" else (case.kv_heads, case.kv_len)
+        strided = name in kept and case.batch * heads * tokens > 1
+        packed = tokens > 1 or case.batch > 1
+        gaps = {"BHLD": strided, "BLHD": heads > 1 and tokens > 1, "packed": packed}
+        found.append(gaps[case.layout])
+    return found or [False] * 3
 
 
 def _of_rows(feature: str) -> bool:
     """Whether it tells dtypes, passes or gradients of a problem apart."""
-    return "gradient" in feature or feature == "forward" or feature.startswith(_OF_DTYPES)
-
-
-_OF_DTYPES = ("in half", "in float", "in bfloat")
+    dtypes = "in half", "in float", "in bfloat"
+    return "gradient" in feature or feature == "forward" or feature.startswith(dtypes)
 
 
 # Factors that kernels forget or apply twice.

@@ -19,6 +19,7 @@ import torch
 from attnbench.api import Implementation, dense_mask
 from attnbench.api.bias import BY_DISTANCE
 from attnbench.schema.case import Case
+from attnbench.schema.mask import FULL
 from attnbench.schema.position import NONE
 from attnbench.worker.inputs import Tensors
 from attnbench.worker.reference import (
@@ -32,7 +33,6 @@ from attnbench.worker.reference import (
 )
 from attnbench.worker.variants import (
     PARTS,
-    all_scores,
     reads,
     scores_of,
     seen_scores,
@@ -139,7 +139,7 @@ def _why(
     by_rows = attention and small and name in ("o", "dq") and bool(wrong.any())
     if by_rows and (code := _where_rows(case, tensors, wrong, finite=bool(finite.all()))):
         blind = code == "rows-without-keys" and name == "o" and core_of(impl) is plain_attention
-        finite_mask = _of_blind(case, tensors, wrong, got, near) if blind else None
+        finite_mask = _of_blind(case, tensors, got, near) if blind else None
         return {"explained": [finite_mask or code]}
     few = (int(wrong.sum()) or wrong.numel()) <= _FEW
     if finite.numel() <= 4 or (few and rms <= _CLOSE * allowed.rms):
@@ -158,7 +158,7 @@ def _why(
             count = int((worst > allowed.max).sum()) or int(finite.sum())
             rows = torch.unravel_index(worst.topk(min(_ROWS, count)).indices, finite.shape)
             figures = _of_rows(case, tensors, rows, got, value, near)
-            if not case.unmasked:
+            if not case.unmasked and case.position.encoding.kind != "bias":
                 figures |= _of_hidden(case, tensors, got, value, near)
     if finite.all() and not got.any():
         return {"explained": [*codes, "zero"]}
@@ -190,14 +190,12 @@ def _seeing(case: Case) -> torch.Tensor:
     return admitted.any(-1).expand(case.batch, case.heads, -1)
 
 
-def _of_blind(
-    case: Case, tensors: Tensors, wrong_BHL: torch.Tensor, got: torch.Tensor, near: Near
-) -> str | None:
+def _of_blind(case: Case, tensors: Tensors, got: torch.Tensor, near: Near) -> str | None:
     """Which finite number in the place of −inf gives what rows without keys have."""
-    scores, v = all_scores(case, tensors), values_of(case, tensors)
-    for code, weights in (("mask-filled", torch.zeros_like(scores)), ("mask-added", scores)):
-        o = weights.softmax(-1) @ v
-        if near(o[wrong_BHL], got[wrong_BHL], torch.zeros_like(got[wrong_BHL])):
+    blind_BHL, v = ~_seeing(case), values_of(case, tensors)
+    scores = seen_scores(replace(case, mask=FULL), tensors)
+    for code, weights in (("mask-filled", 0 * scores), ("mask-added", scores)):
+        if near((weights.softmax(-1) @ v)[blind_BHL], got[blind_BHL], 0 * got[blind_BHL]):
             return code
     return None
 
@@ -210,11 +208,12 @@ def _of_hidden(
     It is solved for: e^number weighs the hidden keys in each row, the sums of which are linear.
     """
     admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
-    scores, v, found = all_scores(case, tensors), values_of(case, tensors), dict[str, Any]()
+    scores, v = seen_scores(replace(case, mask=FULL), tensors), values_of(case, tensors)
+    found = dict[str, Any]()
     top = scores.amax(-1, keepdim=True)
     seen = (scores - top).exp() * admitted
     rows = _seeing(case) & ~admitted.all(-1).expand(*got.shape[:-1]) & got.isfinite().all(-1)
-    for code, of in (("mask-filled", torch.zeros_like(scores)), ("mask-added", scores)):
+    for code, of in (("mask-filled", 0 * scores), ("mask-added", scores)):
         hidden = (of - top).exp() * ~admitted
         sums = [(part @ v, part.sum(-1, keepdim=True)) for part in (seen, hidden)]
         y, x = (part - total * got for part, total in sums)

@@ -15,8 +15,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
-from attnbench.api import dense_bias, dense_mask
+from attnbench.api import dense_mask
 from attnbench.schema.case import Case, Mask
 from attnbench.schema.mask import FULL
 from attnbench.schema.position import NONE
@@ -101,7 +102,7 @@ def variants(
         yield code, partial(_of_pairs, case, _wide(tensors, taken), result, pairs)
     if core is plain_attention and result == "o":
         if case.position.encoding.kind == "bias" and case.seq_len != case.kv_len:
-            yield "bias-from-0", partial(_bias_from_0, case, tensors)
+            yield "bias-from-0", partial(_bias_from_0, case, _wide(tensors))
         if case.position.encoding.kind != "bias":
             for cap in _CAPS:
                 yield f"soft-cap:{cap}", partial(_of_scores, case, tensors, cap=cap)
@@ -153,31 +154,14 @@ def _with_lse(case: Case, tensors: Tensors, result: str, **fields: Any) -> torch
     return each.view(case.batch, case.kv_heads, -1, *each.shape[2:]).sum(2)
 
 
-def all_scores(case: Case, tensors: Tensors, first: int | None = None) -> torch.Tensor:
-    """Scaled scores (B, H, L, S) of all pairs with the bias, whose first query is at key `first`.
-
-    Unless that is given the last query is at the last key.
-    """
-    scores = seen_scores(replace(case, mask=FULL), tensors)
-    if case.position.encoding.kind != "bias":
-        return scores
-    shift = case.kv_len - case.seq_len if first is None else first
-    size = case.kv_len + case.seq_len
-    square = replace(case, seq_len=size, kv_len=size, dtype="float64")
-    before, rows = max(0, -shift), slice(max(0, shift), max(0, shift) + case.seq_len)
-    q_BHLD = torch.zeros(*tensors["q"].shape[:2], size, case.head_dim, dtype=torch.float64)
-    q_BHLD = q_BHLD.to(case.device)
-    q_BHLD[:, :, rows] = tensors["q"].detach().double()
-    added: Any = dense_bias(square)
-    bias: torch.Tensor = added(q_BHLD)[..., rows, before : before + case.kv_len]
-    return scores + bias
-
-
-def _bias_from_0(case: Case, tensors: Tensors) -> torch.Tensor:
+def _bias_from_0(case: Case, wide: Tensors) -> torch.Tensor:
     """o_BHLV where the place of a query is its number: the bias begins at the top left."""
-    hidden = seen_scores(case, tensors) == -math.inf
-    weights = all_scores(case, tensors, 0).masked_fill(hidden, -math.inf).softmax(-1)
-    return weights.nan_to_num(0) @ values_of(case, tensors)
+    size = max(case.seq_len, case.kv_len)
+    square = {name: pad(x, (0, 0, 0, size - x.shape[2])) for name, x in wide.items()}
+    admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
+    pairs = pad(admitted, (0, size - case.kv_len, 0, size - case.seq_len))
+    found = plain_attention(replace(case, seq_len=size, kv_len=size), square, admitted=pairs)
+    return found.values["o"][:, :, : case.seq_len]
 
 
 def _masks(case: Case) -> Iterator[tuple[str, Mask]]:

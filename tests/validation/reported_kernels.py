@@ -7,12 +7,13 @@ or a value that its author never ran.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from attnbench.api import ALL_MASKS, dense_mask, hidden_and_blind
+from attnbench.api import ALL_MASKS, dense_bias, dense_mask, hidden_and_blind
 from tests.validation.wrong_kernels import (
     as_if_contiguous,
     attend,
@@ -293,6 +294,94 @@ def random_gradients(case):
         return gradients(q, k, v, F.dropout(p, 0.1), do, scale)
 
     return by_hand(case, backward)
+
+
+@wrong("mask-inverted", "inverted", masks=ALL_MASKS, **FORWARD)
+def mask_inverted(case):
+    """True is taken for hidden where it means seen."""
+    hidden, blind = hidden_and_blind(case)
+    seen = None if hidden is None else ~hidden
+    return lambda q, k, v: attend(q, k, v, case.softmax_scale, (seen, blind))
+
+
+@wrong("mask-added", "mask is added", masks=ALL_MASKS, **FORWARD)
+def mask_added(case):
+    """The boolean mask is added as 0 and 1."""
+    hidden, blind = hidden_and_blind(case)
+    bias = None if hidden is None else (~hidden).float()
+    return lambda q, k, v: attend(q, k, v, case.softmax_scale, (None, blind), bias)
+
+
+@wrong("mask-filled-0", "get the score 0", masks=ALL_MASKS, **FORWARD)
+def mask_filled_0(case):
+    """Hidden scores are filled with -1e-9, where -1e9 was meant."""
+
+    def weights(q, k, hidden):
+        scores = scores_of(q, k, case.softmax_scale)
+        return (scores if hidden is None else scores.masked_fill(hidden, -1e-9)).softmax(-1)
+
+    return by_weights(case, weights)
+
+
+@wrong("lse-base-2", "power 1/ln 2", **FORWARD)
+def lse_base_2(case):
+    """Halves of the keys give base-2 logarithms of their sums, which the join takes as natural."""
+    half = max(1, case.kv_len // 2)
+
+    def weights(q, k, hidden):
+        parts = scores_of(q, k, case.softmax_scale, hidden).float().split(half, -1)
+        lse = torch.stack([part.logsumexp(-1, keepdim=True) for part in parts])
+        share = (lse / math.log(2)).softmax(0).nan_to_num(0)
+        each = zip(share, parts, strict=True)
+        return torch.cat([one * part.softmax(-1).nan_to_num(0) for one, part in each], -1)
+
+    return by_weights(case, weights)
+
+
+@wrong("delayed-scale", "state from the call before", **ATTENTION)
+def delayed_scale(case):
+    """Queries are clipped at the largest magnitude that the call before saw."""
+    state: dict[str, float] = {}
+
+    def change(q, k, v):
+        most = q.detach().abs().max().item()
+        limit, state["most"] = state.get("most", most), most
+        return q.clamp(-limit, limit), k, v
+
+    return with_inputs(case, change)
+
+
+_MASKS: dict[Any, Any] = {}
+
+
+@wrong("mask-by-shape", "right alone", masks=ALL_MASKS, **ATTENTION)
+def mask_by_shape(case):
+    """The first mask of a size serves every later one."""
+    key = case.batch, case.seq_len, case.kv_len, case.unmasked
+    masks = _MASKS.setdefault(key, hidden_and_blind(case))
+    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
+
+
+@wrong("alibi-from-0", "count from 0", positions=("alibi",), **ATTENTION)
+def alibi_from_0(case):
+    """Distances are counted from the query's number and not from its place behind the cache."""
+    masks, bias = hidden_and_blind(case), None
+    if case.position.name == "alibi":
+        size = max(case.seq_len, case.kv_len)
+        square: Any = dense_bias(replace(case, seq_len=size, kv_len=size))
+        bias = square(None)[..., : case.seq_len, : case.kv_len]
+    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks, bias)
+
+
+class Lazy(torch.Tensor):
+    """What may be computed when it is looked at."""
+
+
+@wrong("lazy-result", "Lazy, not a plain tensor", **FORWARD)
+def lazy_result(case):
+    """The call returns at once."""
+    masks = hidden_and_blind(case)
+    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks).as_subclass(Lazy)
 
 
 @right("atomic-sums", **ATTENTION)
