@@ -31,14 +31,7 @@ from attnbench.worker.reference import (
     judge_one,
     plain_attention,
 )
-from attnbench.worker.variants import (
-    PARTS,
-    reads,
-    scores_of,
-    seen_scores,
-    values_of,
-    variants,
-)
+from attnbench.worker.variants import PARTS, reads, scores_of, seen_scores, values_of, variants
 from attnbench.worker.workloads import WORKLOADS
 
 _AXES = {4: ("batch", "head", "query", "dim"), 3: ("batch", "token", "dim"), 2: ("row", "column")}
@@ -148,11 +141,9 @@ def _why(
     if small and case.workload != "recurrent" and finite.any() and (name == "o" or attention):
         rows_BHL = finite & _seeing(case) if attention and name == "o" else finite
         for code, result in _tried(case, tensors, before or {}, core, name):
-            alike = rows_BHL & result.isfinite().all(-1)
-            telling = bool(2 * alike.sum() >= rows_BHL.sum() > 0)
-            codes += [code.partition(":")[0]] * (
-                telling and near(result[alike], got[alike], value[alike])
-            )
+            both = rows_BHL & result.isfinite().all(-1)
+            if 2 * both.sum() >= rows_BHL.sum() > 0 and near(result[both], got[both], value[both]):
+                codes.append(code.partition(":")[0])
         if attention and core is plain_attention and name == "o":
             worst = errors.masked_fill(~finite, -1).flatten()
             count = int((worst > allowed.max).sum()) or int(finite.sum())
