@@ -173,6 +173,7 @@ def _masks(case: Case) -> Iterator[tuple[str, Mask]]:
             yield more, replace(mask, **{name: bound + 1})
             yield less, replace(mask, **{name: bound - 1})
         if name == "before" and bound:
+            yield "window-from-top", replace(mask, before=bound - shift)
             yield "window-both-sides", replace(mask, after=bound)
             yield (
                 "window-both-sides",

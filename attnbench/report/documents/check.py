@@ -172,7 +172,7 @@ def _figures(failure: Failure) -> dict[str, str]:
     numbers = [r.fault[failure.explained] for r in failure.results if failure.explained in r.fault]
     number = "a finite number"
     if numbers and (failure.explained or "").startswith("mask-"):
-        middle = round(statistics.median(numbers), 2)
+        middle = round(statistics.median(numbers), 2) + 0.0  # not -0
         number = f"{middle:g}" + " (0 and 1?)" * (abs(middle) == 1)
     same = abs(high - low) <= 0.01 * abs(high)
     return {
