@@ -20,7 +20,8 @@ from attnbench.worker.workloads import WORKLOADS
 SLOWER = 3.0  # a second call of so many times the default's: dropped
 OTHERS = 2  # beside the default, for which there is all the time of a race
 TRIED = 0.75  # of the time for timing, in which still others are tried
-BRIEF = 0.01  # of that time: what takes longer is called as seldom as possible
+BRIEF = 0.01  # of that time: a call that takes longer is made as seldom as possible
+FIRST_S = 0.5  # unless it is shorter than this: a first one may start threads or load libraries
 CALLS = 2  # still to come once something was called: those of a second check and of a round
 CHECKS = 0.1  # of all the time, for references of checks
 COMPILE_S = 20.0  # of one implementation, on a CPU
@@ -57,7 +58,8 @@ class Screening:
         Raises:
             DroppedError: there is no time to call it.
         """
-        trial.brief_s, call_s = BRIEF * self.race.timing_s, self._default_s(trial.case)
+        trial.brief_s = max(FIRST_S, BRIEF * self.race.timing_s)
+        call_s = self._default_s(trial.case)
         self.race.call_limit_s = math.inf if self._kept(trial) else LIMIT[0] * call_s + LIMIT[1]
         others = sum(of == trial.case and name not in self.race.kept for of, name in self.call_s)
         until_s = TRIED * self.race.timing_s if others >= OTHERS else self.race.limit_s
