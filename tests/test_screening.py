@@ -83,7 +83,7 @@ def test_a_second_call_three_times_as_slow_drops_one_and_says_both_times(stage):
         stage.add(name, seconds, core=more if name == "a" else by_numpy)
     ready, why = stage.tried("slow", "b", "a", "base")
     assert set(ready) == {"base", "a", "b"}
-    assert why == {"slow": ("slow", "a second call took 0.40 s, 4 times the 0.10 s of base")}
+    assert why == {"slow": ("slow", "a second call took 400 ms, 4 times the 100 ms of base")}
 
 
 def test_of_two_others_none_is_dropped_and_a_single_one_is(stage):

@@ -33,7 +33,8 @@ class Advice:
     """Of one call: `best` and the `default` as rows of the table, and time of default / of best.
 
     Where the verdict is to keep it, the default is the best. `level` are others that the best
-    cannot be told apart from. `count` is how often the step makes the call.
+    cannot be told apart from, `uneven` those with a shorter time that is not advised, `untried` is
+    how many there was no time for. `count` is how often the step makes the call.
     """
 
     case: Case
@@ -45,6 +46,8 @@ class Advice:
     regret: Ratio
     verdict: Verdict
     level: tuple[str, ...] = ()
+    uneven: tuple[str, ...] = ()
+    untried: int = 0
 
     @property
     def sure(self) -> bool:
@@ -99,7 +102,9 @@ def advices(run: Run, frame: pd.DataFrame, asked: Steps | None = None) -> list[A
             advice = _one(run, case, step, count, rows, timed)
             if advice.verdict == "keep" and len(timed) == 1 and "budget" in dropped:
                 advice = replace(advice, verdict="open", regret=(1.0, None, None))
-            found.append(advice)
+            faster = rows[uneven & (rows["time_us"] < float(advice.pick["time_us"]))]["impl"]
+            more: Any = {"uneven": tuple(map(str, faster)), "untried": dropped.count("budget")}
+            found.append(replace(advice, **more))
     return found[::-1]
 
 

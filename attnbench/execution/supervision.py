@@ -16,6 +16,7 @@ from attnbench.execution.events import Working
 from attnbench.execution.process import GARBLED, GarbledError, Worker, ending
 from attnbench.schema.case import Case
 from attnbench.schema.messages import (
+    LATE_S,
     NOBODY,
     CellMeasured,
     Check,
@@ -185,7 +186,7 @@ class Supervision:
                     if sign.limit_s < timeout_s:
                         silent = f"a call did not return within {sign.limit_s:.0f} s"
                     return Death("timeout", f"{sign.stage}: {silent}")
-                if time.perf_counter() > self.until + _LINGER_S:
+                if time.perf_counter() > self.until + LATE_S:
                     return Death("skipped", f"{sign.stage}: --budget was used up", of_all=True)
                 continue
             if event is None:

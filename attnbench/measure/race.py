@@ -37,9 +37,9 @@ class Race:
         return time.perf_counter() - self.began
 
     @property
-    def patience_s(self) -> float:
-        """How long to wait now for a call that does not return."""
-        return min(self.call_limit_s, max(1.0, self.limit_s - self.elapsed_s))
+    def left_s(self) -> float:
+        """Seconds until all is over, at least 0."""
+        return max(0.0, self.limit_s - self.elapsed_s)
 
     def leaving(self, running: Mapping[str, Target], least: int) -> dict[str, tuple[str, float]]:
         """Those to time no further: who is faster, and how many times; themselves and 1 if level.

@@ -276,6 +276,7 @@ Result = CellMeasured | CellProfiled | CellTraced | ItemChecked
 Event = Ready | Failed | Testing | Catalogue | Reasons | Needs | Facts | Result | Done
 
 
+LATE_S = 15.0  # a race may end so much after its limit, where a call is at work
 _LAYOUT = struct.Struct("<qqqqqd32s")
 NOBODY = -1
 

@@ -76,11 +76,15 @@ def _reason(case: Case, name: str, at: At) -> str | None:
         return f"its supports() raised {type(err).__name__}: {' '.join(str(err).split())[:200]}"
 
 
+def is_built_in(file: str) -> bool:
+    """Whether this file of an implementation is one of attnbench's."""
+    package = sys.modules.get(BUILT_IN)
+    return package is not None and Path(file).parent in map(Path, package.__path__)
+
+
 def _shown(file: str) -> str:
     """A built-in's file as it stands in the repository, wherever that was installed."""
-    built_in = sys.modules.get(BUILT_IN)
-    folders = [Path(folder) for folder in built_in.__path__] if built_in else []
-    return f"impls/{Path(file).name}" if Path(file).parent in folders else file
+    return f"impls/{Path(file).name}" if is_built_in(file) else file
 
 
 def _row(name: str, device: str, at: At) -> ImplementationInfo:

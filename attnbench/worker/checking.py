@@ -73,12 +73,14 @@ def check_twice(
     that was kept from the first is wrong in the second. What has a definition of its own is held
     against that; all others share one reference. Where both draws' references would take more than
     `reference_s`, a part of each is checked, and then the whole of a smaller case; what has no part
-    that takes less is a `DroppedError`. In a race a `screening` drops what is not worth timing.
+    that takes less is a `DroppedError`. In a race a `screening` drops what is not worth timing, and
+    what is `brief` has its second draw on the smaller case alone.
     """
     workload, sizes = WORKLOADS.get(entry.case.workload), None
     for first, draw in zip((True, False), draws, strict=True):
-        if not trials:
-            return
+        wanted = [n for n, trial in trials.items() if first or not (sizes and trial.brief)]
+        if not wanted:
+            break
         reporter.at(entry.index, None, "reference")
         tensors = next(iter(trials.values())).tensors
         workload.fill(entry.case, tensors, draw)
@@ -93,7 +95,7 @@ def check_twice(
         for trial in exact:
             share = (time.perf_counter() - begin) / len(exact)
             trial.spent_s["reference"] = trial.spent_s.get("reference", 0.0) + share
-        for name, trial in list(trials.items()):
+        for name, trial in ((name, trials[name]) for name in wanted):
             reference = shared
             if trial.impl.definition is not None:
                 with reporter.stage(entry.index, trials, name, "reference"):

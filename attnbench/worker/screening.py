@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+import torch
 
 from attnbench.base import units
 from attnbench.measure import probes
 from attnbench.measure.race import Race
 from attnbench.schema.case import Case
+from attnbench.worker.catalogue import is_built_in
 from attnbench.worker.drawn import divided
 from attnbench.worker.inputs import Draw
 from attnbench.worker.reference import DroppedError
@@ -22,8 +26,9 @@ OTHERS = 2  # beside the default, for which there is all the time of a race
 TRIED = 0.75  # of the time for timing, in which still others are tried
 BRIEF = 0.01  # of that time: a call that takes longer is made as seldom as possible
 FIRST_S = 0.5  # unless it is shorter than this: a first one may start threads or load libraries
-CALLS = 2  # still to come once something was called: those of a second check and of a round
+ROUNDS = 2  # for which there is to be time, where more than these others are tried
 CHECKS = 0.1  # of all the time, for references of checks
+SHORT_S, SHORT_CALLS = 0.02, 3  # a call so short is made so often before it is called slow
 COMPILE_S = 20.0  # of one implementation, on a CPU
 LIMIT = 10.0, 30.0  # a call may take so many times the default's, and so many seconds more
 SMALL = 256  # keys of the case in which ops are compared where a call takes long
@@ -33,8 +38,8 @@ SMALL = 256  # keys of the case in which ops are compared where a call takes lon
 class Screening:
     """What calls of a group's cases took so far, and what there is still time for.
 
-    In each case the default comes first (`Race.kept`), then the others by the memory they need, and
-    last what compiles.
+    In each case the default comes first (`Race.kept`), then kernels of the user's, then the others
+    by the FLOPs and the memory they need, and last what compiles.
     """
 
     race: Race
@@ -44,11 +49,13 @@ class Screening:
     def ordered(self, trials: dict[str, Trial]) -> dict[str, Trial]:
         """The trials of a case in the order in which they are tried."""
 
-        def place(name: str) -> tuple[bool, bool, float]:
-            needs = math.inf
+        def place(name: str) -> tuple[bool | float, ...]:
+            trial, needs = trials[name], [math.inf]
             with contextlib.suppress(Exception):  # an author's formula: the probe says so
-                needs = trials[name].costs()["memory_bound_bytes"] or math.inf
-            return not self._kept(trials[name]), trials[name].impl.compiles, needs
+                costs = trial.costs()
+                needs = [costs[of] or math.inf for of in ("flops_executed", "memory_bound_bytes")]
+            given = is_built_in(trial.impl.file), trial.impl.compiles
+            return (not self._kept(trial), *given, *needs)
 
         return {name: trials[name] for name in sorted(trials, key=place)}
 
@@ -60,10 +67,12 @@ class Screening:
         """
         trial.brief_s = max(FIRST_S, BRIEF * self.race.timing_s)
         call_s = self._default_s(trial.case)
-        self.race.call_limit_s = math.inf if self._kept(trial) else LIMIT[0] * call_s + LIMIT[1]
-        others = sum(of == trial.case and name not in self.race.kept for of, name in self.call_s)
-        until_s = TRIED * self.race.timing_s if others >= OTHERS else self.race.limit_s
-        if self._until_s(call_s + COMPILE_S * trial.impl.compiles) > until_s:
+        self.race.call_limit_s = math.inf
+        if not self._kept(trial):  # if it does not return, others go on: they need time, too
+            self.race.call_limit_s = min(LIMIT[0] * call_s + LIMIT[1], self.race.left_s / 2)
+        more = self._more(trial)
+        until_s = TRIED * self.race.timing_s if more else self.race.limit_s
+        if self._until_s(call_s * more + COMPILE_S * trial.impl.compiles, more=more) > until_s:
             compiling = f", and compiling it takes some {COMPILE_S:g} s" * trial.impl.compiles
             reason = f"not tried: --budget has no time left for it{compiling}"
             raise DroppedError(reason, dropped="budget")
@@ -74,9 +83,8 @@ class Screening:
         Raises:
             DroppedError: there is no time for another case.
         """
-        if self.call_s and (
-            self._until_s(CALLS * max(self.call_s.values())) > TRIED * self.race.timing_s
-        ):
+        takes_s = ROUNDS * max(self.call_s.values(), default=0.0)
+        if self.call_s and self._until_s(takes_s, more=True) > TRIED * self.race.timing_s:
             reason = "not tried: --budget has no time left for it"
             raise DroppedError(reason, dropped="budget")
 
@@ -115,12 +123,12 @@ class Screening:
         """
         call_s, key = trial.last_call_s, (trial.case, trial.impl.name)
         self.call_s.pop(key, None)
-        until_s = self._until_s(CALLS * call_s)
+        until_s = self._until_s(call_s, more=self._more(trial))
         if not first:  # a round; of the default at least, without which there is no answer
             others_s = 0.0 if self._kept(trial) else sum(self.call_s.values())
             until_s = self.race.elapsed_s + call_s + others_s
         if until_s > self.race.limit_s:
-            reason = f"a call takes {units.seconds(call_s)}: too long for this --budget"
+            reason = f"a call takes {units.time(1e6 * call_s)}: too long for this --budget"
             raise DroppedError(reason, dropped="budget", needs_s=until_s)
         self.call_s[key] = call_s
         if first and self._kept(trial):
@@ -134,16 +142,24 @@ class Screening:
         others = [trial for trial in trials.values() if not self._kept(trial)]
         for default in (trial for trial in trials.values() if self._kept(trial)):
             for trial in (other for other in others if other.calls > 1):
-                times = trial.last_call_s / default.last_call_s
+                times = self._least_s(trial) / self._least_s(default)
                 faster = sum(other.last_call_s < trial.last_call_s for other in others)
                 if times > SLOWER and (faster >= OTHERS or len(others) < OTHERS):
-                    took, default_took = map(
-                        units.seconds, (trial.last_call_s, default.last_call_s)
-                    )
-                    reason = f"a second call took {took}, {times:.3g} times the {default_took}"
+                    took, by = (units.time(1e6 * x.last_call_s) for x in (trial, default))
+                    reason = f"a second call took {took}, {times:.3g} times the {by}"
                     del self.call_s[trial.case, trial.impl.name]
                     reason += f" of {default.impl.name}"
                     yield trial.impl.name, DroppedError(reason, dropped="slow")
+
+    def _least_s(self, trial: Trial) -> float:
+        """How long a call takes: if it is short, the least of a few, as one may be disturbed."""
+        assert trial.bound is not None
+        with torch.set_grad_enabled(trial.bound.grad):
+            for _ in range(SHORT_CALLS if trial.last_call_s < SHORT_S else 0):
+                begin = time.perf_counter()
+                trial.bound.call()
+                trial.last_call_s = min(trial.last_call_s, time.perf_counter() - begin)
+        return trial.last_call_s
 
     def _kept(self, trial: Trial) -> bool:
         return trial.impl.name in self.race.kept
@@ -153,7 +169,12 @@ class Screening:
         return max([s for (of, n), s in self.call_s.items() if of == case and n in self.race.kept],
                    default=0.0)  # fmt: skip
 
-    def _until_s(self, more_s: float) -> float:
-        """When all that was called could be timed, and something that takes `more_s` called."""
-        rest_s = CALLS * sum(self.call_s.values()) + CHECKS * self.race.limit_s
-        return self.race.elapsed_s + rest_s + more_s
+    def _more(self, trial: Trial) -> bool:
+        """Whether the default of its case, and as many others as must be, were called."""
+        others = sum(of == trial.case and name not in self.race.kept for of, name in self.call_s)
+        return others >= OTHERS and not self._kept(trial)
+
+    def _until_s(self, takes_s: float, *, more: bool) -> float:
+        """When a round of all that was called could end, or several, and what `takes_s` besides."""
+        rounds_s = (ROUNDS if more else 1) * sum(self.call_s.values())
+        return self.race.elapsed_s + rounds_s + CHECKS * self.race.limit_s + takes_s

@@ -147,7 +147,7 @@ def _measure(request: messages.Measure, heartbeat: messages.Heartbeat, emit: Emi
 
     def at(case: int, impl: str | None, stage: str) -> None:
         number = messages.NOBODY if impl is None else entries[case].impls.index(impl)
-        limit_s = race.patience_s if race else math.inf
+        limit_s = min(race.call_limit_s, race.left_s + messages.LATE_S) if race else math.inf
         heartbeat.write(case, number, stage, impl if stage == "build" else None, limit_s)
 
     race: Race | None = None

@@ -81,7 +81,7 @@ class Trial:
     """What is known so far about one cell of a case.
 
     `checks_alone`: no memory is measured, and what is wrong goes to `metrics["fault"]`, for people.
-    What takes longer than `brief_s` is called once in each check and in no probe.
+    What takes longer than `brief_s` is `brief`: no call is made that does not check or time it.
     """
 
     impl: Implementation
@@ -118,6 +118,11 @@ class Trial:
             except Exception as err:
                 self.fail(name, err)
             self.spent_s[name] = self.spent_s.get(name, 0.0) + time.perf_counter() - begin
+
+    @property
+    def brief(self) -> bool:
+        """Whether its first call took so long that no more are made than must be."""
+        return bool(self._brief)
 
     def restore_settings(self, *, grad: bool = True) -> None:
         """As the function of that name; the row says what the implementation changed."""
@@ -259,7 +264,7 @@ class Trial:
             if graphs := graphs_compiled():
                 self.metrics["compiled"] = "yes" if graphs > self._graphs else "no"
         outputs, again, differing, kept = bound.named(result), None, None, False
-        if first and not self._brief:
+        if first and not self.brief:
             again = poisoned_call(1.0)  # what is read before it was written differs, too
             if self.case.workload == "attention":
                 one, other = ({probes.address(x) for x in leaves(r)} for r in (result, again))

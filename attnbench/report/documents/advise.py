@@ -121,11 +121,17 @@ def _sentences(
     """For each call the advice, then what it saves of the layer; then of each step."""
     if left_out := run.info.get("left_out"):
         yield f"Not in these calls, but your choice must support it: {left_out}."
+    mine = frame["impl"].isin(run.info.get("own") or ())
+    for _, row in frame[mine & frame["status"].isin(["error", "crashed", "timeout"])].iterrows():
+        yield f"{row['impl']} has no time: {row['status']}: {row['reason']}."
     for part, ahead in analysis.interrupted(run):
         long = f"{units.digits(part.metrics['lost_by'])} times as long"
         yield f"Until it was interrupted, {part.cell.impl} took {long} as {ahead}."
     for each in sorted(found, key=lambda a: analysis.WORST_FIRST.index(a.verdict))[:SAID]:
         yield f"{_name(each, found)}: {_sentence(each)}."
+        if each.uneven:
+            why = "the mean of all calls lies far above the fast ones (uneven)"
+            yield f"Not advised: {', '.join(each.uneven)}; {why}."
         share = analysis.layer_share(run, frame, each)
         if share is not None and each.verdict == "switch":
             yield doc.sentence(
@@ -165,12 +171,15 @@ def _sentence(each: Advice) -> str:
         row = each.rows[each.rows["impl"] == DEFAULT]
         why = "not measured" if row.empty else f"{row['status'].iloc[0]}: {row['reason'].iloc[0]}"
         return f"{DEFAULT} has no time ({why}); {best} is the fastest{level}"
-    if tried == 1:
-        return f"{DEFAULT} alone was timed" + "; give a longer --budget" * (each.verdict == "open")
+    if each.verdict == "open" and tried == 1:
+        return f"{DEFAULT} alone was timed; give a longer --budget"
     if each.verdict == "keep":
+        if tried == 1:
+            return f"keep {DEFAULT}: each other took more than 3 times as long, or is the same call"
+        of = f" of the {tried} tried" * bool(each.untried)
         if high is not None and high > 1:
-            return f"keep {DEFAULT}: no choice gains more than {units.percent(high - 1)}{level}"
-        return f"keep {DEFAULT}: it is the fastest of {tried}"
+            return f"keep {DEFAULT}: no choice{of} gains more than {units.percent(high - 1)}{level}"
+        return f"keep {DEFAULT}: it is the fastest of {tried}" + " tried" * bool(each.untried)
     if each.regret[1] is None and each.regret[0]:
         rounds = units.counted(int(each.best["n_samples"]), "round")
         times = units.digits(each.regret[0])
@@ -196,6 +205,8 @@ def _table(found: Sequence[Advice]) -> Iterator[doc.Part]:
             for row in (each.best, each.default)
         ]
         sure = {"switch": "sure", "keep": "sure"}.get(each.verdict, each.verdict)
+        if each.verdict == "keep" and each.untried:
+            sure = f"of {int(each.rows['time_us'].notna().sum())} tried"
         name, best = _name(each, found), doc.Value(str(each.best["impl"]), "impl")
         rows.append([
             name, best, doc.Value(number_of(each.best, "time_us")[0], "us"),
@@ -241,7 +252,9 @@ def _changes(run: Run, found: list[Advice]) -> Iterator[doc.Part]:
         columns = dict(zip(("call", "slower", "faster", "ratio"), heads, strict=True))
         yield doc.Table(columns=columns, rows=rows, grouped=True, intervals={"ratio": "95 % CI"})
     others = dict.fromkeys(
-        f"{each.slower} and {each.faster}" for each in every if each not in helps
+        f"{each.slower} and {each.faster}"
+        for each in every
+        if each not in helps and each.ratio[1] is not None
     )
     if others:
         yield doc.Text([f"No difference was seen between {'; '.join(others)}."], quiet=True)
@@ -285,7 +298,7 @@ def _declined(run: Run) -> Iterator[doc.Part]:
             lines.append(f"{case_label(case)}: {took}attnbench {_command(case, seconds or 120)}")
     late = [r.cell.impl for r in run.records if r.metrics.get("dropped") == "budget"]
     if names := dict.fromkeys(name for name in late if name != DEFAULT):
-        lines.append(f"{', '.join(names)}: --budget had no time for them; name them in --impls")
+        lines.append(f"{', '.join(names)}: no time in --budget; name them in --impls")
     if lines:
         yield doc.Text(lines)
 
