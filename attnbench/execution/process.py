@@ -25,7 +25,7 @@ from msgspec import Meta
 from attnbench.base.jsontext import decode, encode, plain
 from attnbench.base.units import parse_memory
 from attnbench.errors import AttnbenchError, UsageError
-from attnbench.machine.host import AllocatorPolicy, allocator_variables
+from attnbench.machine.host import OURS, POOLS, AllocatorPolicy, allocator_variables
 from attnbench.schema.messages import Event, Heartbeat, WorkerConfig
 
 Count = Annotated[int, Meta(ge=1)]
@@ -39,8 +39,9 @@ Timer = Annotated[str, Meta(pattern="^(events|graph)$", description="events, gra
 class Settings:
     """How workers run: where, with which files, for how long, and how they measure.
 
-    `threads` are those of a process, but for a sweep's, whose cases say. `processes` is how many
-    fresh ones measure each cell; `energy` asks for joules a call, too.
+    `threads` are those of a process, but for a sweep's, whose cases say; its runner then gives
+    `library_threads` to libraries beside torch [1]. `processes` is how many fresh ones measure each
+    cell; `energy` asks for joules a call, too.
     With `race_s` and `kept` cells race, and a check keeps to `reference_s`, as `messages.Measure`
     has it.
     With `replace` the files may take the names of installed implementations. With `root` they are
@@ -53,6 +54,7 @@ class Settings:
 
     device: Device = "auto"
     threads: Count | None = None
+    library_threads: Count | None = None
     files: tuple[str, ...] = ()
     seed: Annotated[int, Meta(ge=0, lt=2**32)] = 0
     precision: Positive = 0.02
@@ -423,7 +425,11 @@ def environment_of(settings: Settings) -> dict[str, str]:
         environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     environment |= allocator_variables(environment, settings.allocator)
     environment.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler has no last words
-    if settings.threads is not None:
-        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-            environment[name] = str(settings.threads)
-    return environment
+    threads = settings.threads
+    kept = environment if threads is None else {}  # what the user set, but for --threads
+    number = str(threads or settings.library_threads or 1)
+    ours = {name: number for name in POOLS if name not in kept}
+    environment[OURS] = encode(ours).decode()
+    # Of these torch takes its default, which a sweep reports: its workers set them later.
+    late = ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if threads is None else ()
+    return environment | {name: value for name, value in ours.items() if name not in late}

@@ -159,9 +159,13 @@ class LocalRunner(Executor):
             if self.limits and how == "cached" and "ceilings" not in facts:
                 self.environments[here] = yield from recalled(facts, asked)
         for job in jobs:
-            if job.process != self._process:
-                self.renew()  # the processes of a cell are to have nothing in common
+            threads = job.cases[0][0].threads
+            if (job.process, threads) != (self._process, self.settings.library_threads or 1):
+                # The processes of a cell are to have nothing in common, and libraries that a server
+                # has loaded keep its number of threads.
+                self.renew()
                 self._process = job.process
+                self.settings = replace(self.settings, library_threads=threads)
             keys = [(i, impl) for i, (_, impls) in enumerate(job.cases) for impl in impls]
             cases = [case for case, _ in job.cases]
             if cases[0].device in _PROFILED_APART:

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import json
 import os
 import re
 import time
@@ -31,6 +32,12 @@ _CACHE_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # Variables that change threads and their places, allocations, instructions, or the device.
 _PREFIXES = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "TORCH_", "MALLOC_", "LD_PRELOAD",
              "ATEN_", "ONEDNN_", "DNNL_", "GLIBC_", "CUDA_VISIBLE")  # fmt: skip
+
+# Variables that set how many threads libraries start, most of them as they are loaded, and the one
+# that lists as JSON what attnbench set of them.
+POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "BLIS_NUM_THREADS",
+         "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS")  # fmt: skip
+OURS = "ATTNBENCH_POOLS"
 
 
 def facts(root: Path = ROOT) -> dict[str, Any]:
@@ -112,8 +119,19 @@ def ranges(numbers: Sequence[int] | None) -> str | None:
 
 
 def thread_env() -> dict[str, str]:
-    """The environment variables that are set and rule threads, malloc, instructions, device."""
-    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_PREFIXES)}
+    """The environment variables that are set and rule threads, malloc, instructions, device.
+
+    Without the numbers of threads that attnbench set.
+    """
+    ours = pools().items()
+    set_here = sorted(pair for pair in os.environ.items() if pair not in ours)
+    return {name: value for name, value in set_here if name.startswith(_PREFIXES)}
+
+
+def pools() -> dict[str, str]:
+    """The variables of `POOLS` that attnbench set for this process, or is to set."""
+    found: dict[str, str] = json.loads(os.environ.get(OURS, "{}"))
+    return found
 
 
 def load_1m() -> float | None:

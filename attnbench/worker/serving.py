@@ -54,6 +54,8 @@ def main(read: int, write: int, beat: int) -> None:
     requests = _request_queue(pipe)
     gpu = config.device != "cpu" and torch.cuda.is_available()
     limit_memory(config.memory_limit, "cuda" if gpu else "cpu")
+    torch.get_num_threads()  # from here on no variable changes it
+    os.environ.update(host.pools())  # for what the user's files load
     state.remember(config.threads)
     try:
         warnings, names = _load(config)
