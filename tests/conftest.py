@@ -123,8 +123,13 @@ def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("stolen_ticks", "busy_ticks", "throttled_us", "load_1m"):
         monkeypatch.setattr(host, name, lambda *_: 0.0)
     defaults = Watch.__init__.__kwdefaults__ or {}
-    still = {"stolen_ticks": lambda: 0.0, "throttled_us": lambda: 0.0, "interruptions": lambda: 0}
-    for name, fake in {**still, "probe_us": lambda: 26.0, "calm_turns": 0}.items():
+    still: dict[str, Any] = {
+        "stolen_ticks": lambda: 0.0,
+        "throttled_us": lambda: 0.0,
+        "interruptions": lambda: 0,
+    }
+    still |= {"probe_us": lambda: 26.0, "worked_ns": dict, "calm_turns": 0}
+    for name, fake in still.items():
         assert name in defaults, f"a Watch has no {name} any more: what does it read instead?"
         monkeypatch.setitem(defaults, name, fake)
 

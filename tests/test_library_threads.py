@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="no
 
 
 def swept(folder, monkeypatch, set_here, threads=(1, 2)):
-    """The facts; and by number of threads OMP_NUM_THREADS, and what numpy's pool started."""
+    """Facts, notes; by number of threads OMP_NUM_THREADS, and what numpy's pool started."""
     for name in POOLS:
         monkeypatch.delenv(name, raising=False)
     for name, value in set_here.items():
@@ -51,20 +51,26 @@ def swept(folder, monkeypatch, set_here, threads=(1, 2)):
     assert list(rows["status"]) == ["ok"] * len(threads)
     facts = load_run(folder / "runs" / rows["run_id"][0]).info["environment"]
     seen = {n: (folder / f"seen-{n}").read_text().split() for n in threads}
-    return facts, {n: (openmp, int(started)) for n, (openmp, started) in seen.items()}
+    notes = " ".join(rows["unsteady"].fillna("") + rows["notes"].fillna(""))
+    return facts, notes, {n: (openmp, int(started)) for n, (openmp, started) in seen.items()}
 
 
 def test_a_numpy_kernel_computes_in_as_many_threads_as_its_case_and_facts_name_none_of_it(
     tmp_path, monkeypatch
 ):
     """OpenBLAS starts no more threads than the process has CPUs."""
-    facts, seen = swept(tmp_path, monkeypatch, {})
+    facts, notes, seen = swept(tmp_path, monkeypatch, {})
     assert seen == {1: ("1", 0), 2: ("2", min(2, CPUS) - 1)}
     assert not facts["thread_env"].keys() & set(POOLS)
+    assert "crowded" not in notes or CPUS == 1, "with two threads in a case"
 
 
-def test_a_number_of_threads_that_the_user_set_stays_and_is_a_fact(tmp_path, monkeypatch):
+def test_a_number_of_threads_that_the_user_set_stays_and_its_times_are_unsteady(
+    tmp_path, monkeypatch
+):
     chosen = {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "3"}
-    facts, seen = swept(tmp_path, monkeypatch, chosen, threads=(1,))
+    facts, notes, seen = swept(tmp_path, monkeypatch, chosen, threads=(1,))
     assert seen == {1: ("3", min(2, CPUS) - 1)}
     assert facts["thread_env"].items() >= chosen.items()
+    says = "2 threads on 1 CPU compute in its process, and wait for each other"
+    assert ("crowded" in notes and says in notes) == (CPUS > 1), "OpenBLAS would start none on one"

@@ -203,6 +203,7 @@ TROUBLES = [
     (record([999.0] * 4 + QUIET, stolen_share=0.03), "gave 3.0% of", None),  # settled by now
     (record(QUIET, uneven="2.1 times the time"), "its calls is 2.1 times the time:", "uneven"),
     (record([1e7] * 5), "timed in only 10 calls:", None),
+    (record(QUIET, crowded="2 threads on 1 CPU"), "and wait for each other", "crowded"),
     (record(QUIET, meddles="the number of threads"), "it changes the number of", "meddles"),
     (record([10.0] * 9, enqueue_us=14.0), "launch-bound: the host takes 14.0 µs", None),
     (

@@ -75,6 +75,8 @@ def _serious(record: Record) -> Iterator[tuple[str, str]]:
         yield "settling", f"it took {took}, then {units.time(median(after))}: it had not settled"
     elif mean := metrics.get("uneven"):
         yield "uneven", f"the mean of its calls is {mean}: some calls do more work"
+    if crowded := metrics.get("crowded"):
+        yield "crowded", f"{crowded} compute in its process, and wait for each other"
     if metrics.get("compiled") == "no":
         why = "nothing was compiled for it: it ran eagerly, or on another cell's code"
         yield "not-compiled", why

@@ -33,7 +33,7 @@ from attnbench.measure.sampling import (
     compile_activity,
     warm_up,
 )
-from attnbench.measure.watch import Watch, collector_off, page_faults
+from attnbench.measure.watch import Watch, at_work, collector_off, page_faults
 
 # Between two samples of a target the others have used the caches. One untimed call brings back
 # what a batch finds there from its second call on; a longer call refills any cache by itself.
@@ -170,12 +170,15 @@ class Measurement:
         allocated = self._driver_allocations()
         batches: list[Batch] = []
         disturbed, probes, faults = [], [self._probe()], page_faults()
-        for _ in range(target.batches):
+        for number in range(target.batches):
+            if number == target.batches // 2:  # by now the pools of other targets wait asleep
+                worked_ns = self.watch.worked_ns()
             switches = self.watch.interruptions()
             batches.append(self.clock.batch(target.call, target.calls))
             disturbed.append(self.watch.interruptions() - switches)
             probes.append(self._probe())
         target.page_faults += page_faults() - faults
+        target.at_work.append(at_work(worked_ns, self.watch.worked_ns()))
         target.probes_us += [us for us in probes if us]
         target.spent_s += max(0.0, time.perf_counter() - begin)
         target.cpu_s += time.process_time() - cpu

@@ -48,10 +48,10 @@ class Target:
     both from warming up: they decide on samples, never what was timed since. A sample lasts about
     `sample_us` on CPU; `window` is the number of samples of which the fastest counts. `spent_s` and
     `cpu_s` are the wall and the processor time of all samples; `interrupted` counts switches to
-    other work in them, `page_faults` pages touched first, `readings` are the GPU's state beside
-    them, `probes_us` the core's speed, `slowed_by` how much longer the probe takes right after
-    a call than when the core is calm, and `at_speeds` the probe's time and the batch's, where it
-    was the same before and after.
+    other work in them, `page_faults` pages touched first, `at_work` the threads that computed in
+    the second half of each; `readings` are the GPU's state beside them, `probes_us` the core's
+    speed, `slowed_by` how much longer the probe takes right after a call than when the core is
+    calm, and `at_speeds` the probe's time and the batch's, where it was the same before and after.
     `all_calls` has those of each sample, slow batches and what re-warms the caches included, where
     it is known what other work took.
     `allocates`: a sample of it had to ask the driver for memory, which others have taken since.
@@ -73,6 +73,7 @@ class Target:
     interrupted: int = 0
     kept_disturbed: int = 0
     page_faults: int = 0
+    at_work: list[int] = field(default_factory=list)
     readings: list[Any] = field(default_factory=list)
     probes_us: list[float] = field(default_factory=list)
     slowed_by: list[float] = field(default_factory=list)

@@ -7,6 +7,7 @@ import functools
 import gc
 import math
 import mmap
+import os
 import resource
 import time
 from collections import Counter
@@ -26,6 +27,7 @@ from attnbench.measure.sensor import GpuReading, GpuSensor, must_discard
 # What one involuntary switch of a process costs it: about a slice of Linux's scheduler.
 SLICE_US = 4000.0
 TICK_US = 10_000.0  # what a tick of steal is worth
+AT_WORK_SHARE = 0.05  # of the processor time of all threads: less delays the others by no more
 # A batch or round that lost this share of its planned length to others says little.
 LOST_SHARE = 0.25
 
@@ -63,6 +65,22 @@ def page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
+def worked_ns() -> dict[str, int]:
+    """Processor time of each thread of this process so far, by its id; of none where unknown."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/schedstat") as file:
+                found[thread] = int(file.read().split()[0])
+    return found
+
+
+def at_work(before: dict[str, int], after: dict[str, int]) -> int:
+    """How many threads used more than 5 % of the processor time between two `worked_ns`."""
+    used_ns = [ns - before.get(thread, 0) for thread, ns in after.items()]
+    return sum(ns > AT_WORK_SHARE * sum(used_ns) for ns in used_ns)
+
+
 @functools.cache
 def page_fault_us() -> float | None:
     """What the first touch of a page takes in this process, beyond a second one; None if unknown.
@@ -96,6 +114,7 @@ class Watch:
 
     sensor: GpuSensor | None = None
     interruptions: Callable[[], int] = interruptions
+    worked_ns: Callable[[], dict[str, int]] = worked_ns
     driver_allocations: Callable[[], int] = driver_allocations
     probe_us: Callable[[], float | None] = probe_us
     calm_turns: int = CALM_TURNS

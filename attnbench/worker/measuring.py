@@ -281,6 +281,9 @@ def timed_record(
         cost_us, faults = page_fault_us(), target.page_faults / calls
         trial.metrics["page_faults"] = round(faults, 1)
         trial.metrics["page_faults_us"] = None if cost_us is None else faults * cost_us
+        threads = int(median(target.at_work))
+        if (allowed := host.affinity()) and threads > len(allowed):
+            trial.metrics["crowded"] = f"{threads} threads on {units.counted(len(allowed), 'CPU')}"
     if target.spent_s:
         interrupted = target.interrupted / target.spent_s
         trial.metrics["interruptions_per_s"] = round(interrupted, 1)
