@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -74,6 +75,39 @@ def test_a_right_one_gets_times_memory_flops_and_errors(measured):
     assert metrics["memory_workspace_bytes"] == (2 * (2 * 24 * 24) - 2 * 24 * 8) * 4
     assert metrics["error_ratio"] <= 1
     assert set(record.spent_s) == {"reference", "build", "check", "probe", "warm-up", "samples"}
+
+
+def in_numpy(case: Case):
+    def call(q, k, v):
+        a, b, c = (x.detach().numpy() for x in (q, k, v))
+        s = np.exp(a @ np.swapaxes(b, 2, 3) * np.float32(case.softmax_scale))
+        return torch.from_numpy(s @ c / s.sum(-1, keepdims=True))
+
+    return call
+
+
+def without_workspace(case: Case):
+    """All that it writes to was there before the call."""
+    scores = torch.empty(case.batch, case.heads, case.seq_len, case.seq_len)
+    most, o_BHLV = torch.empty(*scores.shape[:3], 1), torch.empty(*scores.shape[:3], case.value_dim)
+
+    def call(q, k, v):
+        torch.matmul(q, k.transpose(2, 3), out=scores)
+        scores.mul_(case.softmax_scale).exp_()
+        torch.sum(scores, -1, keepdim=True, out=most)
+        torch.matmul(scores, v, out=o_BHLV)
+        return o_BHLV.div_(most)
+
+    return call
+
+
+def test_memory_that_torch_does_not_allocate_is_unknown_and_none_at_all_is_0(measured):
+    records = measured(in_numpy=in_numpy, without_workspace=without_workspace)
+    assert {record.status for record in records.values()} == {"ok"}
+    known = {name: record.metrics for name, record in records.items()}
+    assert known["in_numpy"]["memory_workspace_bytes"] is None
+    assert known["in_numpy"]["memory_peak_bytes"] is None
+    assert known["without_workspace"]["memory_workspace_bytes"] == 0
 
 
 def test_work_that_only_some_calls_do_stands_in_a_note(measured, monkeypatch):

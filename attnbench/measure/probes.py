@@ -40,11 +40,12 @@ class Profiled:
     """What the profiler saw of one call.
 
     `peak_bytes` is the highest sum of live allocations above the state before the call, as
-    requested (None on CUDA: `call_at_peak`), `kept_bytes` the sum at its end. `kernels` are the
-    distinct kernels (CUDA) or innermost ops (CPU) that ran, `kernel_count` how many of them with
-    repetitions; where the profiler lost some of the kernels both are None. `ops` are all distinct
-    ops by name, the composite ones around them too. `device_waits` is how often the host waited for
-    the device (None on CPU).
+    requested (None on CUDA: `call_at_peak`; and where torch allocated nothing and ran no kernel:
+    its memory is elsewhere), `kept_bytes` the sum at its end. `kernels` are the distinct kernels
+    (CUDA) or innermost ops (CPU) that ran, `kernel_count` how many of them with repetitions; where
+    the profiler lost some of the kernels both are None. `ops` are all distinct ops by name, the
+    composite ones around them too. `device_waits` is how often the host waited for the device (None
+    on CPU).
     """
 
     result: Any
@@ -86,7 +87,7 @@ def profile_call(call: Callable[[], Any], device: str) -> Profiled:
     peak_bytes, kept_bytes = _cpu_bytes(tree)
     return Profiled(
         result=result,
-        peak_bytes=peak_bytes,
+        peak_bytes=peak_bytes if peak_bytes or kernels else None,
         kept_bytes=kept_bytes,
         kernels=tuple(dict.fromkeys(kernels)),
         kernel_count=len(kernels),

@@ -252,7 +252,7 @@ class Trial:
         if first and not self.impl.compiles and not self.checks_alone:
             profiled = probes.call_kept(poisoned_call, self.case.device)
             result, kept_bytes = profiled.result, profiled.kept_bytes
-            if self.last_call_s > self.brief_s and profiled.peak_bytes is not None:
+            if self.last_call_s > self.brief_s and self.case.device == "cpu":
                 self._brief = kernels_of(profiled) | self._memory(result, profiled.peak_bytes)
             storages = {probes.address(x): x.untyped_storage() for x in leaves(result)}
             own = sum(storage.nbytes() for at, storage in storages.items() if at not in inputs)
@@ -384,7 +384,6 @@ class Trial:
             self.metrics |= self._memory(*probes.call_at_peak(self.bound.call))
             return
         profiled = probes.profile_call(self.bound.call, self.case.device)
-        assert profiled.peak_bytes is not None
         self.metrics |= self._memory(profiled.result, profiled.peak_bytes)
         self._name_kernels(profiled)
 
@@ -427,15 +426,15 @@ class Trial:
             "memory_saved_bytes": saved_bytes,
         }
 
-    def _memory(self, result: Any, peak_bytes: int) -> dict[str, Any]:
+    def _memory(self, result: Any, peak_bytes: int | None) -> dict[str, Any]:
         inputs = sum(x.nbytes for x in self.tensors.values())
         outputs = sum(x.nbytes for x in leaves(result))
-        workspace = max(0, peak_bytes - outputs)
+        held = inputs + self.metrics["memory_prepared_bytes"]
         return {
             "memory_inputs_bytes": inputs,
             "memory_outputs_bytes": outputs,
-            "memory_workspace_bytes": workspace,
-            "memory_peak_bytes": inputs + self.metrics["memory_prepared_bytes"] + peak_bytes,
+            "memory_workspace_bytes": None if peak_bytes is None else max(0, peak_bytes - outputs),
+            "memory_peak_bytes": None if peak_bytes is None else held + peak_bytes,
         }
 
     def _flops_note(self) -> str | None:
