@@ -73,7 +73,8 @@ def divided(case: Case, factor: int) -> Case:
 def _row_s(case: Case, tensors: Tensors, reference_s: float) -> float:
     """Seconds that the reference takes for a row of a key/value head: the least of a few sizes.
 
-    It takes about 1/50 of `reference_s`; where 16 rows take longer, up to 1/6.
+    It takes about 1/50 of `reference_s`; where 16 rows take longer, up to 1/6. The first call may
+    load libraries, and any may be disturbed: there are three unless they take all of the time.
     """
     rows, begin, least_s = 1, perf_counter(), math.inf
     for call in itertools.count():
@@ -81,7 +82,8 @@ def _row_s(case: Case, tensors: Tensors, reference_s: float) -> float:
         drawn_truth(tensors, Drawn(case=case, row_R=numbers, slice_P=numbers[:1]))
         now = perf_counter()
         least_s, spent = min(least_s, (now - before) / rows), (now - begin) / reference_s
-        if spent > 1 / 6 or (call and (rows == case.seq_len or (rows >= 16 and spent > 1 / 50))):
+        enough = spent > 1 / 6 or rows == case.seq_len or (rows >= 16 and spent > 1 / 50)
+        if spent > 1 or (call >= 2 and enough):
             break
         rows = min(2 * rows, case.seq_len)
     return least_s
