@@ -193,6 +193,7 @@ LEFT_OUT = {
         make test
         make validate
         make validate PART=advise
+        make validate PART=twins
         make gpu OUT=dir
         . .venv/bin/activate
         pip install -e .

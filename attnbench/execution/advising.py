@@ -69,7 +69,7 @@ def check_called(records: Sequence[Record], budget_s: float) -> None:
         needs_s = max(late)
         raise UsageError(
             f"--budget {units.seconds(budget_s)} is too short to check and time {DEFAULT}"
-            f" ({late[needs_s].reason}); give {units.seconds(2 * max(needs_s, budget_s))}"
+            f" ({late[needs_s].reason}); give at least {units.seconds(2 * max(needs_s, budget_s))}"
         )
 
 
