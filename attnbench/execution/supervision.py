@@ -83,7 +83,7 @@ class Supervision:
 
     def run(self, keys: list[Key]) -> Iterator[Outcome | Working]:
         """Yield a result or a Death for every key, each once, and meanwhile what a worker is at."""
-        open_keys = dict.fromkeys(keys)
+        open_keys, racing = dict.fromkeys(keys), self.until < math.inf
         # Each to be tried in a process of its own.
         apart = [[key] for key in keys if key in self.retried]
         while open_keys:
@@ -99,7 +99,6 @@ class Supervision:
                     continue
                 self._may_retry = True  # it got somewhere
                 status = event.record.status if isinstance(event, CellMeasured) else None
-                racing = self.until < math.inf
                 if status == "oom" and len(asked) > 1 and attempt.others_ran() and not racing:
                     crowded.append([key])  # others may not give back what they took
                     continue
@@ -127,7 +126,7 @@ class Supervision:
                 if words := worker.line.last_words(3, attempt.sign().printed):
                     event = event._replace(reason=f"{event.reason}: {words}")
                 suspects = [[key] for key in blamed]
-                if self.until < math.inf:
+                if racing:
                     suspects = []
                 elif event.surely:
                     suspects = [at] if at and attempt.others_ran() else []

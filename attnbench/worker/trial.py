@@ -274,7 +274,7 @@ class Trial:
             self.metrics["deterministic"] = "yes" if exact else "no"
         found = differing or judge(outputs, reference, self.case.dtype)
         if self.checks_alone and found.reason and (differing or not first):
-            pair = None if first is False else (outputs, bound.named(again))
+            pair = (outputs, bound.named(again)) if first else None
             kept = self._keeps(poisoned_call, pair, reference)
         del again
         if differing and self.checks_alone:
