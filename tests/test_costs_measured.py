@@ -200,3 +200,14 @@ def test_a_mask_that_is_held_is_prepared_memory():
     causal = Case(seq_len=128, kv_len=256, mask=parse_mask("causal"))
     assert probed(causal, "sdpa")["memory_prepared_bytes"] == 128 * 256
     assert probed(Case(seq_len=128), "sdpa")["memory_prepared_bytes"] == 0
+
+
+@pytest.mark.parametrize(
+    ("impl", "keys"),
+    [("sliding-window:window=64", 33), ("dilated-window:window=64:dilation=2", 33), ("sdpa", 4096)],
+)
+def test_a_sparse_method_reads_the_keys_of_its_pattern(impl, keys):
+    """Of the window half lies before the only query, and the query's own key."""
+    case = Case(heads=4, kv_heads=2, batch=3, seq_len=1, kv_len=4096, head_dim=64)
+    least = Trial(impl=implementation(impl), case=case, tensors={}).costs()["bytes_min"]
+    assert least == 4 * 3 * (4 * 2 * 64 + 2 * keys * 2 * 64)

@@ -276,7 +276,8 @@ def test_what_is_held_and_why_sdpa_took_math_stands_on_the_screen(tmp_path):
         for n in (256, 512)
         for impl, metrics in (
             ("grows", {"memory_retained_bytes": 4 * n * n}),
-            ("constant", {"memory_retained_bytes": 4096}),
+            ("constant", {"memory_retained_bytes": 4096, "build_us": 9e6, "compile_s": 9.0}),
+            ("planned", {"build_us": 1e6 * n, "mask_build_us": 5e5 * n}),
             ("naive", {"page_faults": 8192.0, "page_faults_us": 1000.0 * (n > 256)}),
             ("sdpa", {"sdpa_backend": "math", "sdpa_reason": "For a reason."}),
         )
@@ -295,6 +296,8 @@ def test_what_is_held_and_why_sdpa_took_math_stands_on_the_screen(tmp_path):
     grows = "grows holds memory after its first call, more at each n: 256.0 KiB at n=256, 1.0 MiB"
     assert grows in text
     assert "constant holds" not in text
+    assert re.search(r"Building planned takes 128 s at n=256, .* times its call, and is not", text)
+    assert "Building constant" not in text, "what compiling takes has a column"
     assert re.search(r"more than 10 % of 1 time, .* % of naive at n=512, 8,192 page faults", text)
     assert re.search(r"attnbench sweep .*--seq-lens 512 .*--allocator keep", text)
     assert "In 2 cells of sdpa SDPA took its math path: For a reason.\n" in text

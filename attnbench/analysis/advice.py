@@ -91,7 +91,8 @@ def advices(run: Run, frame: pd.DataFrame, asked: Steps | None = None) -> list[A
     found = []
     for case_id, (step, count) in dict(reversed(of)).items():
         rows = frame[frame["case_id"] == case_id]
-        uneven = rows["unsteady"].fillna("").str.contains("uneven")  # their mean is another matter
+        # What a program's calls take on average is another matter.
+        uneven = rows["unsteady"].fillna("").str.contains("uneven|keeps-results")
         exact = rows["approx_error"].isna() & rows["suspect"].isna() & ~uneven
         timed = rows[rows["time_us"].notna() & exact]
         if case_id in cut_off:

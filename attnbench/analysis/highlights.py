@@ -26,7 +26,7 @@ def highlights(run: Run, frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
     sentences += [workspace_sentence(rows) for _, rows in slices(frame, ["workload"])]
     sentences += [share_sentence(rows) for _, rows in slices(frame, ["workload"])]
     sentences += [cache_sentence(run, rows) for _, rows in slices(frame, SLICE)]
-    sentences += [*retained_sentences(frame), *math_sentences(frame)]
+    sentences += [*retained_sentences(frame), *built_sentences(frame), *math_sentences(frame)]
     sentences += [fresh(run, frame)[0], rope_sentence(costs)]
     sentences += [suspect_sentence(frame), doubt(run, frame)[0]]
     return [sentence for sentence in sentences if sentence]
@@ -125,6 +125,22 @@ def retained_sentences(frame: pd.DataFrame) -> Iterator[str]:
         if len(kept) > 1 and (kept.diff().iloc[1:] > 0).all():
             first, last = (f"{units.size(kept.iloc[i])} at n={kept.index[i]}" for i in (0, -1))
             yield f"{impl} holds memory after its first call, more at each n: {first}, {last}."
+
+
+def built_sentences(frame: pd.DataFrame) -> Iterator[str]:
+    """Implementations whose building outlasts ten calls, or a token of those that decode.
+
+    Without what made the mask, which has a column, and without compiling.
+    """
+    built_us = frame["build_us"] - frame["mask_build_us"].fillna(0)
+    calls = (built_us / frame["time_us"]).where(frame["compile_s"].isna())
+    long = (calls > 10) | (calls > 1) & (frame["workload"] == "decode")
+    slow = frame.assign(calls=calls, built_us=built_us)[long]
+    for row in slow.sort_values("calls").drop_duplicates("impl", keep="last").to_dict("records"):
+        each = " for each token" if row["workload"] == "decode" else ""
+        times = f"{units.digits(row['calls'])} times its call, and is not in the time"
+        built = f"{units.time(row['built_us'])}{each}"
+        yield f"Building {row['impl']} takes {built} at n={row['seq_len']}, {times}."
 
 
 def math_sentences(frame: pd.DataFrame) -> Iterator[str]:

@@ -77,6 +77,10 @@ def _serious(record: Record) -> Iterator[tuple[str, str]]:
         yield "uneven", f"the mean of its calls is {mean}: some calls do more work"
     if crowded := metrics.get("crowded"):
         yield "crowded", f"{crowded} compute in its process, and wait for each other"
+    if new_us := metrics.get("new_inputs_us"):
+        size = units.size(metrics["memory_retained_bytes"])
+        text = f"keeps {size} after its first call: on new inputs a call takes"
+        yield "keeps-results", f"{text} {units.time(new_us)}"
     if metrics.get("compiled") == "no":
         why = "nothing was compiled for it: it ran eagerly, or on another cell's code"
         yield "not-compiled", why

@@ -42,6 +42,7 @@ _COARSER = {"float64": ("float32", "bfloat16", "float16"), "float32": ("bfloat16
 _FEW, _CLOSE = 32, 20.0  # rows; times what is allowed
 _EVEN = 12.0  # the error of the worst row, in that of the median row, up to which rows are alike
 _HALF_MAX, _EXP_MAX = 65_504, math.log(torch.finfo(torch.float32).max)
+_SOLVED, _LEAST = 20, 1e-300  # steps to a share of the hidden keys, which is at least that
 _ALIKE, _ROUNDING = 4.0, 20.0  # times the baseline error in a coarser dtype, and in its own
 
 Near = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], bool]
@@ -134,23 +135,25 @@ def _why(
         blind = code == "rows-without-keys" and name == "o" and core_of(impl) is plain_attention
         finite_mask = _of_blind(case, tensors, got, near) if blind else None
         return {"explained": [finite_mask or code]}
-    few = (int(wrong.sum()) or wrong.numel()) <= _FEW
-    if finite.numel() <= 4 or (few and rms <= _CLOSE * allowed.rms):
-        return {"explained": None}  # it would fit any story
     core, codes, figures = core_of(impl), list[str](), dict[str, Any]()
+    hidden = dict[str, Any]()
+    plain = attention and small and core is plain_attention and name == "o"
+    if plain and not case.unmasked and case.position.encoding.kind != "bias" and finite.any():
+        hidden = _of_hidden(case, tensors, got, value, near)
+    few = (int(wrong.sum()) or wrong.numel()) <= _FEW
+    if finite.numel() <= 4 or (few and rms <= _CLOSE * allowed.rms):  # any story would fit, or one
+        return {"explained": list(hidden) if finite.numel() > 4 and hidden else None, **hidden}
     if small and case.workload != "recurrent" and finite.any() and (name == "o" or attention):
         rows_BHL = finite & _seeing(case) if attention and name == "o" else finite
         for code, result in _tried(case, tensors, before or {}, core, name):
             both = rows_BHL & result.isfinite().all(-1)
             if 2 * both.sum() >= rows_BHL.sum() > 0 and near(result[both], got[both], value[both]):
                 codes.append(code.partition(":")[0])
-        if attention and core is plain_attention and name == "o":
+        if plain:
             worst = errors.masked_fill(~finite, -1).flatten()
             count = int((worst > allowed.max).sum()) or int(finite.sum())
             rows = torch.unravel_index(worst.topk(min(_ROWS, count)).indices, finite.shape)
-            figures = _of_rows(case, tensors, rows, got, value, near)
-            if not case.unmasked and case.position.encoding.kind != "bias":
-                figures |= _of_hidden(case, tensors, got, value, near)
+            figures = _of_rows(case, tensors, rows, got, value, near) | hidden
     if finite.all() and not got.any():
         return {"explained": [*codes, "zero"]}
     if attention and near(value.transpose(1, 2).reshape(value.shape), got, value):
@@ -207,10 +210,11 @@ def _of_hidden(
     for code, of in (("mask-filled", 0 * scores), ("mask-added", scores)):
         hidden = (of - top).exp() * ~admitted
         sums = [(part @ v, part.sum(-1, keepdim=True)) for part in (seen, hidden)]
-        y, x = (part - total * got for part, total in sums)
-        share = -float((x * y)[rows].sum() / x.square()[rows].sum())
-        if not 0 < share < math.inf:
-            continue
+        share = 1.0
+        for _ in range(_SOLVED):  # residuals are as large as the output, at the share before
+            scale = sums[0][1] + share * sums[1][1]
+            y, x = ((part - total * got) / scale for part, total in sums)
+            share = max(-float((x * y)[rows].sum() / x.square()[rows].sum()), _LEAST)
         o = (sums[0][0] + share * sums[1][0]) / (sums[0][1] + share * sums[1][1])
         number = math.log(share)
         if near(o[rows], got[rows], value[rows]) and (code == "mask-filled" or abs(number) > 0.1):

@@ -12,7 +12,7 @@ import traceback
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnbench.api import Estimate, Implementation, building_mask
 from attnbench.base.parameters import shown
+from attnbench.base.stats import median
 from attnbench.base.units import seconds, size
 from attnbench.machine.state import beyond_repair, restore_clocks, settle
 from attnbench.measure import probes
@@ -173,10 +174,20 @@ class Trial:
         """Build the core and prepare what is not timed; measures the bytes it holds on to."""
         workload = WORKLOADS.get(self.case.workload)
         self._graphs = graphs_compiled()
+        builds_s: list[float] = []  # decode builds for each step
+
+        def build(case: Case) -> Any:
+            begin = time.perf_counter()
+            core = self.impl.build(case)
+            if case.device == "cuda":
+                torch.cuda.synchronize()
+            builds_s.append(time.perf_counter() - begin)
+            return core
 
         def bind() -> Bound:
             begin = time.perf_counter()
-            bound = workload.bind(self.case, self.impl, self.tensors)
+            builds_s.clear()
+            bound = workload.bind(self.case, replace(self.impl, build=build), self.tensors)
             if self.impl.compiles:
                 self.metrics.setdefault("compile_s", time.perf_counter() - begin)
             return bound
@@ -184,14 +195,17 @@ class Trial:
         if self.checks_alone:
             self.bound = bind()
             return
-        for _ in range(2):  # a first mask may load or compile what makes it: that is no mask's time
+        for _ in range(
+            2
+        ):  # the first may load or compile what it builds with: that is not its time
             self.bound = None
             building_mask.reset()
             built = probes.call_kept(bind, self.case.device)
             self.bound = built.result
             self.metrics.setdefault("memory_prepared_bytes", built.kept_bytes)
             self.metrics["mask_build_us"] = building_mask.spent_us
-            if building_mask.spent_us is None:
+            self.metrics["build_us"] = 1e6 * sum(builds_s) / built.result.units
+            if building_mask.spent_us is None and (self.impl.compiles or sum(builds_s) > 1):
                 break
 
     def check(self, reference: Reference, *, first: bool) -> None:
@@ -380,12 +394,42 @@ class Trial:
             return
         self.metrics |= self._dispatched(self.bound)
         self.metrics["flops_note"] = self._flops_note()
+        if self.metrics.get("memory_retained_bytes") and self.last_call_s < 0.5:
+            self.metrics["new_inputs_us"] = self._on_new_inputs()
         if self.case.device == "cuda":
             self.metrics |= self._memory(*probes.call_at_peak(self.bound.call))
             return
         profiled = probes.profile_call(self.bound.call, self.case.device)
         self.metrics |= self._memory(profiled.result, profiled.peak_bytes)
         self._name_kernels(profiled)
+
+    def _on_new_inputs(self) -> float | None:
+        """Time of a call whose inputs changed since the call before (µs, per token of a decode).
+
+        None where a repeated call takes about as long: eight of each, in turn, all lie above the
+        others, and a fifth above in the median. What was computed from the inputs may be kept by
+        their address and version, which writing to them raises.
+        """
+        assert self.bound is not None
+        bound = self.bound
+
+        def call_us(*, changed: bool) -> float:
+            if changed:
+                with torch.no_grad():
+                    for x in self.tensors.values():
+                        x.mul_(1)
+                bound.refresh()
+            begin = time.perf_counter()
+            bound.call()
+            if self.case.device == "cuda":
+                torch.cuda.synchronize()
+            return 1e6 * (time.perf_counter() - begin) / bound.units
+
+        new_us, repeated_us = zip(
+            *((call_us(changed=True), call_us(changed=False)) for _ in range(8)), strict=True
+        )
+        kept = min(new_us) > max(max(repeated_us), 1.2 * median(repeated_us))
+        return median(new_us) if kept else None
 
     def profile(self) -> None:
         """Name the kernels of a second call, where nothing is timed: the first may compile."""

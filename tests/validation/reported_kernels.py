@@ -312,7 +312,7 @@ def mask_added(case):
     return lambda q, k, v: attend(q, k, v, case.softmax_scale, (None, blind), bias)
 
 
-@wrong("mask-filled-0", "get the score 0", masks=ALL_MASKS, **FORWARD)
+@wrong("mask-filled-0", "have -?0 as their score", masks=ALL_MASKS, **FORWARD)
 def mask_filled_0(case):
     """Hidden scores are filled with -1e-9, where -1e9 was meant."""
 
@@ -323,19 +323,118 @@ def mask_filled_0(case):
     return by_weights(case, weights)
 
 
-@wrong("lse-base-2", "power 1/ln 2", **FORWARD)
-def lse_base_2(case):
-    """Halves of the keys give base-2 logarithms of their sums, which the join takes as natural."""
+def filled(case, fill):
+    """Hidden scores are filled with a finite number."""
+
+    def weights(q, k, hidden):
+        scores = scores_of(q, k, case.softmax_scale).float()
+        return (scores if hidden is None else scores.masked_fill(hidden, fill)).softmax(-1)
+
+    return by_weights(case, weights)
+
+
+@wrong("mask-filled-20", r"have -(20|19.9\d*) as their score", masks=ALL_MASKS, **FORWARD)
+def mask_filled_20(case):
+    """The fill was chosen for scores that lie within ± 5."""
+    return filled(case, -20.0)
+
+
+@wrong("mask-filled-least", "have a finite number as their score", masks=ALL_MASKS, **FORWARD)
+def mask_filled_least(case):
+    """Filled with finfo.min: a row without keys becomes the mean of all values."""
+    hidden, _ = hidden_and_blind(case)
+    admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
+    bias = None if hidden is None else (~admitted).float() * torch.finfo(torch.float32).min
+    return lambda q, k, v: attend(q, k, v, case.softmax_scale, (None, None), bias)
+
+
+@wrong("window-both-sides", "both sides", masks=("full", "window"), **ATTENTION)
+def window_both_sides(case):
+    """|query − key| ≤ window, as an encoder's sliding window has it."""
+    place, key = places(case)
+    before = case.mask.before
+    whole = torch.ones(case.seq_len, case.kv_len, dtype=torch.bool)
+    return with_mask(case, whole if before is None else (place - key).abs() <= before)
+
+
+@wrong("padding-left", "other side", masks=("full", "padding"), **ATTENTION)
+def padding_left(case):
+    """A tokenizer that pads on the left wrote the mask; the keys came padded on the right."""
+    admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
+    return with_mask(case, admitted.flip(-1) if case.mask.lengths else admitted)
+
+
+def joined(case, factor):
+    """Halves of the keys are joined by their log-sum-exps times a factor."""
     half = max(1, case.kv_len // 2)
 
     def weights(q, k, hidden):
         parts = scores_of(q, k, case.softmax_scale, hidden).float().split(half, -1)
         lse = torch.stack([part.logsumexp(-1, keepdim=True) for part in parts])
-        share = (lse / math.log(2)).softmax(0).nan_to_num(0)
+        share = (lse * factor).softmax(0).nan_to_num(0)
         each = zip(share, parts, strict=True)
         return torch.cat([one * part.softmax(-1).nan_to_num(0) for one, part in each], -1)
 
     return by_weights(case, weights)
+
+
+@wrong("lse-base-2", "power 1/ln 2", **FORWARD)
+def lse_base_2(case):
+    """Halves of the keys give base-2 logarithms of their sums, which the join takes as natural."""
+    return joined(case, 1 / math.log(2))
+
+
+@wrong("lse-base-e", "power ln 2", **FORWARD)
+def lse_base_e(case):
+    """The kernel was moved from exp2 to exp, and the join was not."""
+    return joined(case, math.log(2))
+
+
+@wrong("causal-backward", "causal where no mask", **ATTENTION)
+def causal_backward(case):
+    """The backward kernel knows the causal mask alone."""
+    place, key = places(case)
+
+    def backward(q, k, v, p, do, scale):
+        p = p.masked_fill(key > place, 0) if case.unmasked else p
+        return gradients(q, k, v, p / p.sum(-1, keepdim=True).clamp_min(1e-30), do, scale)
+
+    return by_hand(case, backward)
+
+
+@wrong("one-call-in-flight", "another forward", **ATTENTION)
+def one_call_in_flight(case):
+    """What backward needs is kept with the kernel: a second forward pass overwrites it."""
+    masks = hidden_and_blind(case)
+    saved: dict[str, Any] = {}
+
+    class Call(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            saved["qkv"] = q, k, v
+            return attend(q, k, v, case.softmax_scale, masks)
+
+        @staticmethod
+        def backward(ctx, do):
+            q, k, v = (x.detach().requires_grad_() for x in saved["qkv"])
+            with torch.enable_grad():
+                o = attend(q, k, v, case.softmax_scale, masks)
+            return torch.autograd.grad(o, (q, k, v), do)
+
+    return Call.apply
+
+
+@wrong("rows-as-contiguous", "stride|contiguous|dense", **ATTENTION)
+def rows_as_contiguous(case):
+    """Each tensor is read by its pointer and its shape."""
+
+    def dense(x):
+        try:
+            return x if x.is_contiguous() else as_if_contiguous(x)
+        except RuntimeError:  # beyond the storage
+            return x.roll(1, 2)
+
+    return with_inputs(case, lambda *qkv: [dense(x) for x in qkv])
 
 
 @wrong("delayed-scale", "state from the call before", **ATTENTION)

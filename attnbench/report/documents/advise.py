@@ -12,6 +12,7 @@ from attnbench.analysis import advice as analysis
 from attnbench.analysis import table
 from attnbench.analysis.advice import Advice, Verdict
 from attnbench.analysis.axes import label_axes
+from attnbench.analysis.highlights import built_sentences
 from attnbench.analysis.leads import against, number_of
 from attnbench.analysis.notes import fresh
 from attnbench.analysis.pairs import decided
@@ -129,9 +130,9 @@ def _sentences(
         yield f"Until it was interrupted, {part.cell.impl} took {long} as {ahead}."
     for each in sorted(found, key=lambda a: analysis.WORST_FIRST.index(a.verdict))[:SAID]:
         yield f"{_name(each, found)}: {_sentence(each)}."
-        if each.uneven:
-            why = "the mean of all calls lies far above the fast ones (uneven)"
-            yield f"Not advised: {', '.join(each.uneven)}; {why}."
+        for other in each.rows[each.rows["impl"].isin(each.uneven)].to_dict("records"):
+            yield f"Not advised: {other['impl']}: {str(other['notes']).partition(';')[0]}."
+        yield from built_sentences(each.rows[each.rows["impl"] == each.best["impl"]])
         share = analysis.layer_share(run, frame, each)
         if share is not None and each.verdict == "switch":
             yield doc.sentence(

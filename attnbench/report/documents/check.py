@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import tomllib
 from collections import Counter
@@ -149,8 +150,9 @@ def lines(failure: Failure) -> Iterator[str]:
         return  # what is there is the first result, or what the harness overwrote that by
     if "at" in fault:
         place = ", ".join(f"{axis} {index}" for axis, index in fault["at"].items())
-        expected, got, allowed = (_number(fault[name]) for name in ("expected", "got", "allowed"))
-        yield f"{place}: expected {expected}, got {got}; allowed error {allowed}"
+        shown = _digits(fault["expected"], fault["error"])  # more than 4 where the two are close
+        expected, got = (_number(fault[name], shown) for name in ("expected", "got"))
+        yield f"{place}: expected {expected}, got {got}; allowed error {_number(fault['allowed'])}"
         if isinstance(fault["error"], float) and fault["error"] <= fault["allowed"]:
             rms, most = (_number(fault[name]) for name in ("rms", "rms_allowed"))
             yield f"in the root mean square it is off by {rms}, where {most} is allowed"
@@ -184,8 +186,15 @@ def _figures(failure: Failure) -> dict[str, str]:
     }
 
 
-def _number(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.4g}"
+def _digits(expected: float | str, error: float | str) -> int:
+    """How many significant digits show an error."""
+    if isinstance(expected, str) or isinstance(error, str) or not expected or not error:
+        return 4
+    return max(4, 2 + math.ceil(math.log10(abs(expected / error))))
+
+
+def _number(value: float | str, digits: int = 4) -> str:
+    return value if isinstance(value, str) else f"{value:.{digits}g}"
 
 
 def _keys(query: int, span: list[int], **which: list[int]) -> str:

@@ -22,7 +22,7 @@ from attnbench.worker.inputs import (
 )
 from attnbench.worker.positions import rotation
 from attnbench.worker.reference import Core, PlainResult, plain_attention
-from attnbench.worker.workloads.base import WORKLOADS, Bound, Workload, bind_pass
+from attnbench.worker.workloads.base import WORKLOADS, Bound, Workload, bind_pass, unread_keys
 
 
 def with_position(core: AttentionCall, case: Case) -> AttentionCall:
@@ -71,11 +71,15 @@ class _Attention(Workload):
         return core(case, tensors, terms=terms)
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
-        rotating = costs.rotation_flops(case, case.seq_len, case.kv_len)
+        rotating, unread = (
+            costs.rotation_flops(case, case.seq_len, case.kv_len),
+            unread_keys(case, impl),
+        )
+        unread_bytes = (unread or 0) * (case.head_dim + case.value_dim) * case.element_bytes
         return {
             "flops_useful": (impl.useful or costs.attention_flops_useful)(case),
             "flops_executed": impl.flops(case) + rotating if impl.flops else None,
-            "bytes_min": costs.attention_bytes_min(case),
+            "bytes_min": None if unread is None else costs.attention_bytes_min(case) - unread_bytes,
             "memory_predicted_bytes": rotated_workspace(case, impl),
         }
 

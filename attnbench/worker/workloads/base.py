@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from attnbench.api import Implementation
+from attnbench.api import Implementation, Patterned
 from attnbench.base.registry import Registry
 from attnbench.schema.case import Case
 from attnbench.worker.inputs import Draw, Tensors
@@ -27,6 +27,7 @@ from attnbench.worker.reference import (
     reference_of,
 )
 
+MOST_PAIRS = 2**24  # of a sparse method's pattern that is built to see which keys it reads
 Gradients = tuple[torch.Tensor, ...]  # one for each of a pass's inputs
 
 
@@ -46,6 +47,23 @@ class Bound:
     grad: bool
     units: int = 1
     core: Callable[[Tensors], Callable[[], Any]] | None = None
+
+
+def unread_keys(case: Case, impl: Implementation) -> int | None:
+    """Keys that a sparse method's pattern admits to no query, in all items and key/value heads.
+
+    None where the pattern is too large to look. With a query for each key, each sees itself.
+    """
+    if impl.definition is None or impl.family != "sparse" or case.seq_len >= case.kv_len:
+        return 0
+    if case.seq_len * case.kv_len > MOST_PAIRS:
+        return None
+    method = impl.definition(case)
+    if not isinstance(method, Patterned):
+        return 0
+    sizes = case.batch, case.kv_heads, case.heads // case.kv_heads, case.kv_len
+    seen_BHS = method.admitted.any(-2).expand(case.batch, case.heads, case.kv_len)
+    return int((~seen_BHS.reshape(sizes).any(2)).sum())
 
 
 class Workload(abc.ABC):

@@ -39,7 +39,7 @@ from attnbench.worker.reference import (
     plain_attention,
     reference_of,
 )
-from attnbench.worker.workloads.base import WORKLOADS, Bound, Workload
+from attnbench.worker.workloads.base import WORKLOADS, Bound, Workload, unread_keys
 from attnbench.worker.workloads.caches import (
     AsRead,
     DecodeLayer,
@@ -315,10 +315,11 @@ class _Decode(Workload):
         """FLOPs and traffic per token; the predicted workspace is that of a whole generation."""
         steps = (replace(step_case(case, n), seq_len=case.query_tokens) for n in step_ends(case))
         useful = sum(map(impl.useful, steps)) if impl.useful else None
+        reads_all = unread_keys(self.core_case(case), impl) == 0
         return {
             "flops_useful": costs.decode_flops_useful(case, useful),
             "flops_executed": _flops_of(case, impl.flops) if impl.flops else None,
-            "bytes_min": costs.decode_bytes_min(case),
+            "bytes_min": costs.decode_bytes_min(case) if reads_all else None,
             "memory_predicted_bytes": _workspace(case, impl),
             "cache_bytes": cache_bytes(case),
         }
