@@ -53,6 +53,20 @@ def test_nothing_planned_vanishes():
     assert "do not divide" in (decided[odd.case_id, "naive"].reason or "")
 
 
+def test_only_what_nobody_named_and_can_run_nowhere_is_left_out():
+    asked = cells(Case(seq_len=64), Case(seq_len=128), impls=("naive", "sdpa", "a", "b"))
+    reasons: dict[tuple[str, str], str | None] = {
+        cell.key: f"no GPU for {cell.impl}" for cell in asked if cell.impl in "ab"
+    }
+    reasons[asked[1].key] = "too short for sdpa"  # at one length
+    plan = make_plan(asked, reasons, unnamed={"naive", "sdpa", "a"})
+    assert plan.not_here == {"a": "no GPU for a"}
+    assert {cell.impl for cell in plan.cells} == {"naive", "sdpa", "b"}
+    assert len(plan.decided) == 3
+    nothing = make_plan(asked[2:3], reasons, unnamed={"a"})
+    assert [record.status for record in nothing.decided] == ["unsupported"], "not an empty run"
+
+
 def test_what_will_be_compared_takes_turns():
     plain, turned = Case(seq_len=64), Case(seq_len=64, position=parse_position("rope"))
     caches = [

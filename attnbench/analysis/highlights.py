@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from attnbench.analysis.axes import AXES, label, slices
-from attnbench.analysis.leads import against, hardest_case, leads, number_of
+from attnbench.analysis.leads import against, hardest_case, number_of
 from attnbench.analysis.notes import doubt, fresh, suspect_sentence
 from attnbench.analysis.table import WORST_FIRST, time_ratio
 from attnbench.base import units
@@ -18,11 +18,11 @@ SLICE = ["workload", "device", "dtype", "pass"]
 
 
 def highlights(run: Run, frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
-    """Say who is fastest (`leads`), what allocates least, what RoPE costs, what to distrust.
+    """Say what allocates least, what RoPE costs, what to distrust; `leads` say who is fastest.
 
     `frame` is that of `load`, `costs` that of `rope_cost`.
     """
-    sentences = [*leads(run, frame), run.unfinished, models_sentence(frame)]
+    sentences = [run.unfinished, models_sentence(frame)]
     sentences += [workspace_sentence(rows) for _, rows in slices(frame, ["workload"])]
     sentences += [share_sentence(rows) for _, rows in slices(frame, ["workload"])]
     sentences += [cache_sentence(run, rows) for _, rows in slices(frame, SLICE)]

@@ -10,7 +10,7 @@ import math
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, ParamSpec
 
@@ -233,6 +233,14 @@ def tally(words: Iterable[str], order: Iterable[str]) -> str:
     """Return how often each word of `order` came, if at all: `1 regressed, 7 ok`."""
     of = Counter(words)
     return ", ".join(f"{of[word]} {word}" for word in order if of[word])
+
+
+def by_reason(reasons: Mapping[str, str]) -> str:
+    """Names by their reason: `a, b: runs on cuda; c: too large`."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        names.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(each)}: {reason}" for reason, each in names.items())
 
 
 def split_common(texts: Sequence[str], *, keep: str = "") -> tuple[str, list[str]]:

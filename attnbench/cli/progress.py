@@ -155,6 +155,8 @@ class SweepDisplay(_Display):
         decided = f", {len(plan.decided)} unsupported or skipped" if plan.decided else ""
         workers = f"{processes} process{'es' * (processes != 1)}"
         self.say(f"{units.counted(count, 'cell')}{again} in {workers}{decided} -> {path}")
+        if plan.not_here:
+            self.say(f"not here: {units.by_reason(plan.not_here)}")
         self._begin(
             progress.TextColumn("{task.percentage:.0f} %"),
             progress.BarColumn(bar_width=12),

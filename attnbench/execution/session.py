@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,8 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
         }
         if runner.own:
             info["own"] = [name for names in runner.own for name in names]
+        if plan.not_here:
+            info["not_here"] = dict(plan.not_here)
         if request.baseline is not None:
             info["baseline"] = request.baseline
         if steps:
@@ -301,8 +304,12 @@ def _plan(request: SweepRequest, catalogue: Catalogue, runner: Executor) -> Plan
         for case in expand(axes, catalogue.device, catalogue.environment["threads"]):
             mismatches[case.case_id] = mismatch(axes, case)
             cells += [Cell(case=case, impl=name) for name in names]
-    processes = request.settings.processes
-    plan = make_plan(cells, runner.reasons(cells), processes=processes, mismatches=mismatches)
+    every = (chosen(axes.impls or (), runner.own) for axes in request.sweeps)
+    asked = set(named(chain.from_iterable(every), catalogue))
+    plan = make_plan(
+        cells, runner.reasons(cells), processes=request.settings.processes, mismatches=mismatches,
+        unnamed={cell.impl for cell in cells} - asked,
+    )  # fmt: skip
     if not plan.jobs and all(record.status == "skipped" for record in plan.decided):
         raise UsageError(str(plan.decided[0].reason))  # nobody could make sense of any of it
     runs = {cell.impl for job in plan.jobs for cell in job.cells()}

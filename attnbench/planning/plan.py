@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from attnbench.base.parameters import base_name, meant, read_name, read_parameters
@@ -107,13 +107,15 @@ class Plan:
     """All cells in order, the groups to measure, and the rows that are decided without it.
 
     `passes` are the cells to measure in the first fresh process of each, in the second, and so
-    on: all of them, unless a run is resumed.
+    on: all of them, unless a run is resumed. `not_here` says why implementations that nobody named
+    can run in none of the cases; they have no cells.
     """
 
     cells: tuple[Cell, ...]
     jobs: tuple[Job, ...]
     decided: tuple[Record, ...] = ()
     passes: tuple[tuple[Cell, ...], ...] = ()
+    not_here: Mapping[str, str] = field(default_factory=dict)
 
 
 def make_plan(
@@ -123,14 +125,20 @@ def make_plan(
     processes: int = 1,
     done: Container[tuple[tuple[str, str], int]] = (),
     mismatches: Mapping[str, str | None] | None = None,
+    unnamed: Container[str] = (),
 ) -> Plan:
     """Order the cells, group those to be measured, and decide the others.
 
     `reasons` maps a cell's key to why its implementation cannot take its case, or None, and
     `mismatches` the id of a case to why it is not what was asked for. Each cell is measured in as
-    many fresh `processes`; `done` has the keys and processes that were already.
+    many fresh `processes`; `done` has the keys and processes that were already. Of implementations
+    that are `unnamed`, which are there by default, those that can run nowhere are left out.
     """
     unique = {cell.key: cell for cell in cells}
+    able = {cell.impl for cell in unique.values() if not reasons.get(cell.key)}
+    idle = [c for c in unique.values() if c.impl in unnamed and c.impl not in able and able]
+    not_here = {cell.impl: str(reasons[cell.key]) for cell in idle}
+    unique = {key: cell for key, cell in unique.items() if cell.impl not in not_here}
     decided, wanted = [], []
     for cell in unique.values():
         senseless = impossible(cell.case) or (mismatches or {}).get(cell.case.case_id)
@@ -149,6 +157,7 @@ def make_plan(
             tuple(cell for cell in wanted if (cell.key, process) not in done)
             for process in range(processes)
         ),
+        not_here=not_here,
     )
 
 

@@ -152,6 +152,8 @@ Part = Finding | Table | Figure | Text | Facts | Section
 class Document:
     """What a command found. `about` is what it is of, in a few words; `facts` are its rules.
 
+    Where a page has a `title`, it stands in place of the conclusion, which follows below.
+
     `commands` say what to do next: pairs of a label and a command or a path.
     """
 
@@ -164,6 +166,7 @@ class Document:
     created: str = ""
     spent_s: float | None = None
     commands: Sequence[tuple[str, str]] = ()
+    title: str = ""
 
     def __repr__(self) -> str:
         """The text, as on a terminal."""

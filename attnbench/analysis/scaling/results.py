@@ -270,3 +270,30 @@ class Scaling:
         fits: tuple[ExactFit | ExponentFit | ModelFit, ...]
         fits = (*self.exact, *self.exponents, *self.models)
         return (*(fit.finding for fit in fits if fit.finding is not None), *self.problems)
+
+
+def grows(fits: Iterable[ExponentFit]) -> str:
+    """How time grows in n, in a sentence: the fastest's exponent, and which hold to their law.
+
+    Of the cases and the law that most fits are of; empty where none has an exponent.
+    """
+    groups: dict[tuple[str, str], list[ExponentFit]] = {}
+    for fit in fits:
+        if fit.series.axis == "n" and fit.exponent and fit.finding:
+            groups.setdefault((fit.series.same, fit.finding.law), []).append(fit)
+    if not groups:
+        return ""
+    (_, law), of = max(groups.items(), key=lambda item: len(item[1]))
+    of.sort(key=lambda fit: fit.time_us[-1].value)
+    names: dict[str, dict[str, None]] = {}
+    for fit in of:
+        assert fit.finding is not None
+        names.setdefault(fit.finding.verdict, {})[fit.series.impl] = None
+    first = next((f for f in of if f.finding and f.finding.verdict == "holds"), of[0])
+    assert first.exponent is not None
+    low, high = first.exponent.ends
+    start = next(n for n, why in zip(first.series.sizes, first.left_out, strict=True) if not why)
+    power = f"n^{first.exponent.value:.2f} [{low:.2f}–{high:.2f}] from n = {plain_size(start)} on"
+    words = {"holds": "holds", "refuted": "is refuted", "inconclusive": "is undecided"}
+    said = [f"{text} ({', '.join(names[v])})" for v, text in words.items() if v in names]
+    return f"The time of {first.series.impl} grows as {power}: {law} {', '.join(said)}."

@@ -15,10 +15,10 @@ from attnbench.analysis.axes import fixed, heading, label, label_axes, slices, v
 from attnbench.analysis.columns import COLUMNS
 from attnbench.analysis.crossovers import Crossover, crossovers
 from attnbench.analysis.highlights import failed_sentence, highlights, measured_on
-from attnbench.analysis.leads import approx, number_of, tie
+from attnbench.analysis.leads import approx, leads, number_of, tie
 from attnbench.analysis.notes import doubt, fresh
 from attnbench.analysis.scaling import scaling
-from attnbench.analysis.scaling.results import Scaling
+from attnbench.analysis.scaling.results import Scaling, grows
 from attnbench.analysis.times import time_us
 from attnbench.base import units
 from attnbench.errors import ExitCode
@@ -120,6 +120,7 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> d
     frame = table.load(run, baseline)
     costs = frame.iloc[:0] if brief else table.rope_cost(run)
     found = None if brief else (scaling(run), crossovers(run, baseline))
+    fastest, law = leads(run, frame), grows(found[0].exponents) if found else ""
     statuses = set(frame["status"])
     code = ExitCode.OK if "ok" in statuses else ExitCode.USAGE
     bad = statuses & {"incorrect", "crashed", "error"}
@@ -154,8 +155,9 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> d
             verdict="unfinished" if run.unfinished else failed_sentence(frame).rstrip("."),
             reason=failed_sentence(frame).rstrip(".") if run.unfinished and bad else "",
         ),
-        about=[*highlights(run, frame, costs), " · ".join(head(run, frame))],
-        sections=sections,
+        about=[*fastest, *[law] * bool(law), *highlights(run, frame, costs),
+               " · ".join(head(run, frame))],
+        sections=sections, title="" if bad or run.unfinished else next(iter(fastest), ""),
         commands=[*((name, command) for name, of in (("narrow", doubt), ("keep", fresh))
                     for command in of(run, frame)[1:] if command),
                   *(decisive(found[0], where) if found else ()),
@@ -317,7 +319,10 @@ def _all_results(frame: pd.DataFrame, where: str) -> Iterator[doc.Section]:
 
 
 def failures(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
-    """Cells without a result by their reason; of each implementation the first wrong in full."""
+    """Cells without a result by their reason; of each implementation the first wrong in full.
+
+    Then the implementations that were not asked for and can run nowhere.
+    """
     wrong = {r.cell.impl: r for r in reversed(run.records) if r.metrics.get("fault")}
     for _, status, impl, reason, cells, *lengths in table.failures(frame).itertuples():
         at = "–".join(dict.fromkeys(map(str, lengths)))
@@ -328,6 +333,8 @@ def failures(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
         )  # fmt: skip
         if status == "incorrect" and (first := wrong.pop(impl, None)):
             yield doc.Text(check.of_cell(first.cell, json.loads(first.metrics["fault"])))
+    if idle := run.info.get("not_here"):
+        yield doc.Text([f"Not here: {units.by_reason(idle)}"], quiet=True)
 
 
 def _suspects(frame: pd.DataFrame) -> Iterator[doc.Part]:
