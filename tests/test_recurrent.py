@@ -1,5 +1,7 @@
 """The recurrent baseline: a GRU against its definition, its costs, and the loop it cannot avoid."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from attnbench.api import IMPLEMENTATIONS, recurrent_builder
 from attnbench.schema.case import Case, parse_mask
 from attnbench.worker.checking import check_item
 from attnbench.worker.inputs import Draw
+from attnbench.worker.reference import FLOOR_EPS, Size
 from attnbench.worker.workloads import WORKLOADS
 from attnbench.worker.workloads.recurrent import gru_states
 from tests.conftest import probed
@@ -49,14 +52,57 @@ def test_gru_is_right_and_trains_where_a_gradient_is_asked_for(pass_, dtype, mon
     assert set(seen) == {pass_ != "forward"}
 
 
+def status_of(network: Callable[..., torch.Tensor], **fields: Any) -> str:
+    recurrent_builder("judged")(lambda case: network)
+    try:
+        return str(check_item(case_of(**fields), "judged", {}, 0)["status"])
+    finally:
+        IMPLEMENTATIONS.remove("judged")
+
+
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_wrong_network_is_found(mutant):
-    recurrent_builder("wrong")(lambda case: MUTANTS[mutant])
-    try:
-        result = check_item(case_of(pass_="both"), "wrong", {}, 0)
-    finally:
-        IMPLEMENTATIONS.remove("wrong")
-    assert result["status"] == "incorrect"
+    assert status_of(MUTANTS[mutant], pass_="both") == "incorrect"
+
+
+@pytest.mark.parametrize("seq_len", [1, 512])
+def test_one_state_that_is_off_by_1e_5_is_found(seq_len):
+    def off(x, w_ih, w_hh):
+        o = gru_states(x, w_ih, w_hh)
+        o[0, -1, 0] += 1e-5
+        return o
+
+    assert status_of(off, batch=1, seq_len=seq_len, width=512) == "incorrect"
+
+
+class InOrder(torch.Tensor):
+    """A matrix whose products add one summand after the other: no order of sums rounds more."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        x, *rest = [y.as_subclass(torch.Tensor) if isinstance(y, cls) else y for y in args]
+        if function is torch.Tensor.matmul:
+            return functools.reduce(torch.add, (x[:, i, None] * w for i, w in enumerate(rest[0])))
+        return function(x, *rest, **kwargs or {}).as_subclass(cls)
+
+
+def in_order(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    return gru_states(x, *(w.as_subclass(InOrder) for w in weights))
+
+
+@pytest.mark.parametrize("width", [16, 64, 256])
+def test_sums_in_the_order_that_rounds_most_are_right_and_move_states_as_predicted(width):
+    assert status_of(in_order, batch=1, seq_len=24, width=width) == "ok"
+    case, workload = case_of(batch=1, seq_len=24, width=width), WORKLOADS.get("recurrent")
+    tensors = workload.tensors(case)
+    workload.fill(case, tensors, Draw(seed=0))
+    wide = {name: x.double() for name, x in tensors.items()}
+    found = workload.plain(case, wide, terms=True)
+    off = (in_order(*tensors.values()).double() - found.values["o"]) / torch.finfo(
+        torch.float32
+    ).eps
+    assert Size.of(found.moved["o"]).rms / 2 < Size.of(off).rms < Size.of(found.moved["o"]).rms
+    assert Size.of(off).max < FLOOR_EPS * Size.of(found.moved["o"]).max
 
 
 @pytest.mark.parametrize(("pass_", "seq_len"), [("forward", 33), ("backward", 1), ("both", 9)])

@@ -146,12 +146,14 @@ class PlainResult:
     """What a plain computation gave; `terms` is what the floor of each error scales with.
 
     Terms have the shapes of the values they belong to; a value without them scales with itself.
-    `moved` is what the rounding of scores does, in eps: the baseline has some of it, by luck.
+    `moved` is what the rounding of scores or sums does, in eps: the baseline has some of it, by
+    luck. Where `most` is not 0, it counts up to so many times the baseline error.
     """
 
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     terms: dict[str, torch.Tensor] = field(default_factory=dict)
     moved: dict[str, torch.Tensor] = field(default_factory=dict)
+    most: float = 0.0
 
 
 def plain_attention(
@@ -510,11 +512,16 @@ def reference_of(
         largest = rms = 0.0
         for values, shrink in baselines:
             error = Size.of(values[name].double() - value)
-            factor = (GRADIENT_FACTOR if name.startswith("d") else OUTPUT_FACTOR) * shrink
             if math.isfinite(error.max):  # a baseline that overflows excuses no error
-                largest, rms = largest + factor * error.max, rms + factor * error.rms
-        largest = max(largest, FLOOR_EPS * unit * moved.max) + FLOOR_EPS * unit * scale.max
-        rms = max(rms, RMS_FLOOR_EPS * unit * moved.rms) + RMS_FLOOR_EPS * unit * scale.rms
+                largest, rms = largest + shrink * error.max, rms + shrink * error.rms
+        factor = GRADIENT_FACTOR if name.startswith("d") else OUTPUT_FACTOR
+        caps = [reference.most * x if reference.most else math.inf for x in (largest, rms)]
+        largest = max(factor * largest, min(caps[0], FLOOR_EPS * unit * moved.max))
+        rms = max(factor * rms, min(caps[1], RMS_FLOOR_EPS * unit * moved.rms))
+        largest, rms = (
+            largest + FLOOR_EPS * unit * scale.max,
+            rms + RMS_FLOOR_EPS * unit * scale.rms,
+        )
         # One element alone may be as far off as any.
         allowed[name] = Size(max=largest, rms=max(rms, largest / max(1, value.numel()) ** 0.5))
     return Reference(values=reference.values, allowed=allowed)
