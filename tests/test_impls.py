@@ -289,7 +289,8 @@ def test_flex_flops_are_whole_blocks_of_the_mask():
     window = 128 * 128 + 128 * 256 + 44 * (300 - 128)
     assert flops(case_of(**one, mask="window:4")) == 4 * window
     flex = module("flex")
-    for mask, kv_len in itertools.product(ALL_OF_A_KIND, (512, 384)):
+    assert flex.block_mask(case_of(**one, device="cuda")) is None
+    for mask, kv_len in itertools.product((*ALL_OF_A_KIND, "full"), (512, 384)):
         case = case_of(**one | {"seq_len": 512, "batch": 2}, kv_len=kv_len, mask=mask)
         blocks = flex.block_mask(case)
         counts = blocks.kv_num_blocks, blocks.full_kv_num_blocks
