@@ -150,6 +150,32 @@ def test_a_ratio_of_too_few_samples_has_no_interval_and_decides_nothing():
     assert found.figures["low"] is None
 
 
+def test_a_cache_is_not_held_slow_where_the_gpu_waits_for_the_host():
+    found = judged(NOTES, load_run(ROOT / "results" / "gpu-h200"))
+    by_id = {claim.id: of for claim, of in found}
+    assert by_id["cache-speed"].verdict == "inconclusive"
+    assert "static sdpa has device = cuda, bound = launch" in by_id["cache-speed"].reason
+    assert exit_code(found) == 0
+
+
+def test_pairs_with_a_side_as_in_unless_are_left_out(tmp_path):
+    def verdict(unless: str) -> tuple[str, Any]:
+        claim = stated(tmp_path, f"""
+            quantity.kind = "ratio"
+            quantity.where = {{ workload = "decode", seq_len = "largest" }}
+            quantity.first = {{ cache = "none" }}
+            quantity.second = {{ cache = "static" }}
+            quantity.unless = {unless}
+            relation = {{ is = ">", limit = 2 }}
+            """)  # fmt: skip
+        found = finding(claim, Cells(VERIFIED))
+        return found.verdict, found.figures.get("holds", 0)
+
+    assert verdict("{}") == verdict('{ device = "cuda" }') == ("holds", 2)
+    assert verdict('{ impl = "naive" }') == ("holds", 1)
+    assert verdict('{ cache = "none" }') == verdict('{ cache = "static" }') == ("inconclusive", 0)
+
+
 def test_an_ambiguous_pair_decides_nothing_and_names_both(tmp_path):
     claim = stated(tmp_path, """
         quantity.kind = "ratio"

@@ -59,12 +59,14 @@ class Ratio(Strict, frozen=True, tag_field="kind", tag="ratio"):
     """`column` of the cell as in `first` / that of the cell as in `second`, both as in `where`.
 
     The two are equal along all axes that neither `first`, `second` nor `free` names, and in the
-    formula `same`. Each side is divided by the formula `per`.
+    formula `same`. Each side is divided by the formula `per`. Pairs with a side as in `unless`, if
+    it names any column, decide nothing.
     """
 
     first: Where
     second: Where
     where: Where = {}
+    unless: Where = {}
     column: str = TIME
     free: list[str] = []
     same: str = "1"
@@ -276,6 +278,7 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
     "where": _selection,
     "first": _selection,
     "second": _selection,
+    "unless": _selection,
     "free": lambda names: require("axis", names, ["impl", *AXES]),
     "per": Formula,
     "same": Formula,
