@@ -1,7 +1,6 @@
 """torch's FlexAttention, compiled: blocks that the mask empties are never computed."""
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,24 +25,19 @@ BLOCK = 128  # queries and keys of a block of the mask, torch's default
 
 
 def block_mask(case: Case) -> Any:
-    """The case's mask as FlexAttention wants it; None on a GPU where every pair is admitted.
-
-    Without one torch takes all queries and keys for one block, whose scores a CPU keeps whole.
-    """
+    """The case's mask as FlexAttention wants it; None on a GPU where every pair is admitted."""
     if case.unmasked and case.device != "cpu":
         return None
     from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
     queries, keys, items = case.seq_len, case.kv_len, case.batch if case.mask.lengths else None
     with building_mask:
-        if case.unmasked:
-            rows, columns = math.ceil(queries / BLOCK), math.ceil(keys / BLOCK)
-            full = torch.full((1, 1, rows), columns, dtype=torch.int32)
-            listed = torch.arange(columns, dtype=torch.int32).repeat(1, 1, rows, 1)
-            none, unlisted = torch.zeros_like(full), torch.zeros_like(listed)
-            return BlockMask.from_kv_blocks(
-                none, unlisted, full, listed, BLOCK, seq_lengths=(queries, keys)
-            )
+        if case.unmasked:  # without a mask all is one block, whose scores a CPU keeps whole
+            shape = 1, 1, -(-queries // BLOCK), -(-keys // BLOCK)
+            full = torch.full(shape[:-1], shape[-1], dtype=torch.int32)
+            listed = torch.arange(shape[-1], dtype=torch.int32).repeat(*shape[:-1], 1)
+            blocks = torch.zeros_like(full), torch.zeros_like(listed), full, listed
+            return BlockMask.from_kv_blocks(*blocks, BLOCK, seq_lengths=(queries, keys))
         first_BL, end_BL = mask_spans(case.mask, queries, keys, case.device, batch=case.batch)
 
         def admits(b: Any, _h: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

@@ -98,11 +98,10 @@ def test_sums_in_the_order_that_rounds_most_are_right_and_move_states_as_predict
     workload.fill(case, tensors, Draw(seed=0))
     wide = {name: x.double() for name, x in tensors.items()}
     found = workload.plain(case, wide, terms=True)
-    off = (in_order(*tensors.values()).double() - found.values["o"]) / torch.finfo(
-        torch.float32
-    ).eps
-    assert Size.of(found.moved["o"]).rms / 2 < Size.of(off).rms < Size.of(found.moved["o"]).rms
-    assert Size.of(off).max < FLOOR_EPS * Size.of(found.moved["o"]).max
+    error = in_order(*tensors.values()).double() - found.values["o"]
+    off, predicted = Size.of(error / torch.finfo(torch.float32).eps), Size.of(found.moved["o"])
+    assert 0.45 * predicted.rms < off.rms < predicted.rms
+    assert off.max < FLOOR_EPS * predicted.max
 
 
 @pytest.mark.parametrize(("pass_", "seq_len"), [("forward", 33), ("backward", 1), ("both", 9)])

@@ -147,7 +147,7 @@ class PlainResult:
 
     Terms have the shapes of the values they belong to; a value without them scales with itself.
     `moved` is what the rounding of scores or sums does, in eps: the baseline has some of it, by
-    luck. Where `most` is not 0, it counts up to so many times the baseline error.
+    luck. It counts up to `most` times the baseline error; 0 is no limit.
     """
 
     values: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -506,6 +506,7 @@ def reference_of(
     if case.pass_ == "backward":
         del reference.values["o"]
     allowed, unit = {}, eps + torch.finfo(torch.float64).eps  # the reference rounds, too
+    most_eps, rms_eps = FLOOR_EPS * unit, RMS_FLOOR_EPS * unit
     for name, value in reference.values.items():
         scale = Size.of(reference.terms.get(name, value))
         moved = Size.of(reference.moved.get(name, value[:0]))
@@ -516,12 +517,8 @@ def reference_of(
                 largest, rms = largest + shrink * error.max, rms + shrink * error.rms
         factor = GRADIENT_FACTOR if name.startswith("d") else OUTPUT_FACTOR
         caps = [reference.most * x if reference.most else math.inf for x in (largest, rms)]
-        largest = max(factor * largest, min(caps[0], FLOOR_EPS * unit * moved.max))
-        rms = max(factor * rms, min(caps[1], RMS_FLOOR_EPS * unit * moved.rms))
-        largest, rms = (
-            largest + FLOOR_EPS * unit * scale.max,
-            rms + RMS_FLOOR_EPS * unit * scale.rms,
-        )
+        largest = max(factor * largest, min(caps[0], most_eps * moved.max)) + most_eps * scale.max
+        rms = max(factor * rms, min(caps[1], rms_eps * moved.rms)) + rms_eps * scale.rms
         # One element alone may be as far off as any.
         allowed[name] = Size(max=largest, rms=max(rms, largest / max(1, value.numel()) ** 0.5))
     return Reference(values=reference.values, allowed=allowed)

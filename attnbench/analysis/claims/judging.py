@@ -282,26 +282,25 @@ class Cells:
             sides = f"{text(ratio.first)} and {text(ratio.second)}"
             raise LackingError(f"no cells with {text(shared)} differ by {sides} alone")
         kept = _outermost([first for first, _ in found.values()], ratio.where)
-        pairs = [found[id(first)] for first in kept]
-        out = [id(record) for record in self._as_in(ratio.unless)] if ratio.unless else []
-        left = [pair for pair in pairs if not any(id(record) in out for record in pair)]
+        pairs, out = [found[id(first)] for first in kept], dict[int, Record]()
+        for row in (TableRow(r, self.run) for pair in pairs for r in pair if ratio.unless):
+            if all(_is(COLUMNS.get(n).value(row), s) for n, s in ratio.unless.items()):
+                out[id(row.record)] = row.record
+        left = [pair for pair in pairs if not out.keys() & set(map(id, pair))]
         if not left:
-            one = next(record for record in pairs[0] if id(record) in out)
+            one = next(iter(out.values()))
             raise LackingError(f"{_label(one)} has {text(ratio.unless)}, which decides nothing")
         return left
 
-    def _as_in(self, where: Where) -> list[Record]:
+    def _matching(self, where: Where) -> list[Record]:
         for name in where.keys() - self._columns.keys():  # some look at every sample
             value = COLUMNS.get(name).value
             self._columns[name] = [value(TableRow(r, self.run)) for r in self.run.records]
-        return [
+        rows = [
             record
             for i, record in enumerate(self.run.records)
             if all(_is(self._columns[name][i], selector) for name, selector in where.items())
         ]
-
-    def _matching(self, where: Where) -> list[Record]:
-        rows = self._as_in(where)
         if not rows:
             known, asked = {r.cell.impl for r in self.run.records}, where.get("impl", [])
             names = asked if isinstance(asked, list) else [asked]

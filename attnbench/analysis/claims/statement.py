@@ -59,8 +59,7 @@ class Ratio(Strict, frozen=True, tag_field="kind", tag="ratio"):
     """`column` of the cell as in `first` / that of the cell as in `second`, both as in `where`.
 
     The two are equal along all axes that neither `first`, `second` nor `free` names, and in the
-    formula `same`. Each side is divided by the formula `per`. Pairs with a side as in `unless`, if
-    it names any column, decide nothing.
+    formula `same`. Each side is divided by `per`. Pairs with a side as in `unless` decide nothing.
     """
 
     first: Where

@@ -55,28 +55,21 @@ class _Recurrent(Workload):
 
         Floors of sums scale with the squares of gradients of states, times what these multiply.
         """
-        inputs, trained = (
-            [tensors[name].detach() for name in ("x", "w_ih", "w_hh")],
-            "do" in tensors,
-        )
+        inputs, trained = [tensors[n].detach() for n in ("x", "w_ih", "w_hh")], "do" in tensors
         inputs.append(torch.zeros_like(inputs[0]))  # added to the states: its gradient is theirs
         with torch.set_grad_enabled(trained):
-            for x in inputs:
-                x.requires_grad_(trained)
-            o = gru_states(*inputs)
-        x, w_ih, w_hh, _ = (y.detach() for y in inputs)
+            o = gru_states(*(y.requires_grad_(trained) for y in inputs))
         result = PlainResult(values={"o": o.detach()}, terms={"o": torch.ones_like(o)}, most=4)
         if terms:
-            result.moved["o"] = states_rounding(case, x, w_ih, w_hh, o.detach())
-        if not trained:
-            return result
-        *gradients, dh = torch.autograd.grad(o, inputs, tensors["do"])
-        before = torch.nn.functional.pad(o.detach(), (0, 0, 1, -1))
-        squares = (dh.square() + tensors["do"].square()).repeat(1, 1, 3)
-        sums = [squares @ w_ih.square()]
-        sums += [torch.einsum("blf,ble->fe", squares, y.square()) for y in (x, before)]
-        result.values |= _named(gradients)
-        result.terms |= _named([y.sqrt() for y in sums])
+            result.moved["o"] = state_errors(case, [y.detach() for y in inputs[:3]], o.detach())
+        if trained:
+            *gradients, dh = torch.autograd.grad(o, inputs, tensors["do"])
+            x, w_ih, before = *inputs[:2], torch.nn.functional.pad(o, (0, 0, 1, -1))
+            squares = (dh.square() + tensors["do"].square()).repeat(1, 1, 3)
+            sums = [squares @ w_ih.square()]
+            sums += [torch.einsum("blf,ble->fe", squares, y.square()) for y in (x, before)]
+            result.values |= _named(gradients)
+            result.terms |= _named([y.detach().sqrt() for y in sums])
         return result
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
@@ -102,47 +95,36 @@ def gru_states(x_BLE: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor,
     h_BE = torch.zeros_like(x_BLE[:, 0])
     states: list[torch.Tensor] = []
     for x_BE in x_BLE.unbind(dim=1):
-        _, update, candidate, _ = _gates(x_BE @ w_ih.mT, h_BE @ w_hh.mT)
-        h_BE = (1 - update) * candidate + update * h_BE
+        h_BE = _cell(x_BE @ w_ih.mT, h_BE @ w_hh.mT, h_BE)
         h_BE = h_BE if added_BLE is None else h_BE + added_BLE[:, len(states)]
         states.append(h_BE)
     return torch.stack(states, dim=1)
 
 
-def _gates(of_x: torch.Tensor, of_h: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """r, z, c and W_hc·h, from the products with w_ih and w_hh."""
+def _cell(of_x: torch.Tensor, of_h: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
     (r_in, z_in, c_in), (r_hidden, z_hidden, c_hidden) = of_x.chunk(3, -1), of_h.chunk(3, -1)
     reset, update = torch.sigmoid(r_in + r_hidden), torch.sigmoid(z_in + z_hidden)
-    return reset, update, torch.tanh(c_in + reset * c_hidden), c_hidden
+    return (1 - update) * torch.tanh(c_in + reset * c_hidden) + update * h
 
 
-def states_rounding(case: Case, x_BLE: torch.Tensor, w_ih: torch.Tensor, w_hh: torch.Tensor,
-                    o_BLE: torch.Tensor) -> torch.Tensor:  # fmt: skip
+def state_errors(case: Case, inputs: list[torch.Tensor], o_BLE: torch.Tensor) -> torch.Tensor:
     """How far rounding moves each state o_BLE, in eps of the case's dtype, in the root mean square.
 
-    e_t² = a + z²·e² + Σ (g·W_h)²·e², where e² is that of the state before and g = ∂h_t/∂(W·[x, h])
-    of each gate. A step adds a = Σ g²·(E/24 + 1/4)·(W·[x, h] in squares) + h_t²/3: each partial sum
-    of E products rounds by up to eps/2, uniformly, and no chain is longer than one after the other.
+    Squares add up. E products added one after the other, the longest chain that an order has, are
+    off by E/24 + 1/4 of their squares: each partial sum rounds by up to eps/2, uniformly.
     """
-    before = torch.nn.functional.pad(o_BLE, (0, 0, 1, -1))
-    reset, update, candidate, c_hidden = _gates(x_BLE @ w_ih.mT, before @ w_hh.mT)
-    of_c = (1 - update) * (1 - candidate.square())
-    of_r, of_z = of_c * c_hidden * reset * (1 - reset), (before - candidate) * update * (1 - update)
-    w_squares = w_hh.square().mT
-    sums = x_BLE.square() @ w_ih.square().mT + before.square() @ w_squares
-    sums *= statistics_share(case) ** 2 * case.model_width / 24 + 1 / 4
-    added = _summed(torch.cat([of_r, of_z, of_c], -1).square() * sums) + o_BLE.square() / 3
-    passed, kept = torch.cat([of_r, of_z, of_c * reset], -1).square(), update.square()
-    e_BE, errors = torch.zeros_like(before[:, 0]), list[torch.Tensor]()
-    for step in range(o_BLE.shape[1]):
-        through = _summed(passed[:, step] * (e_BE @ w_squares))
-        e_BE = added[:, step] + kept[:, step] * e_BE + through
-        errors.append(e_BE)
-    return torch.stack(errors, dim=1).sqrt()
-
-
-def _summed(of_gates: torch.Tensor) -> torch.Tensor:
-    return torch.stack(of_gates.chunk(3, -1)).sum(0)
+    x_BLE, w_ih, w_hh = inputs
+    before, w_squares = torch.nn.functional.pad(o_BLE, (0, 0, 1, -1)), w_hh.square().mT
+    slopes = torch.func.grad(lambda *of: _cell(*of).sum(), (0, 1, 2))
+    of_x, of_h, kept = map(torch.square, slopes(x_BLE @ w_ih.mT, before @ w_hh.mT, before))
+    share = statistics_share(case) ** 2 * case.model_width / 24 + 1 / 4
+    of_x *= share * x_BLE.square() @ w_ih.square().mT
+    errors = [torch.zeros_like(o_BLE[:, 0])]
+    for i in range(o_BLE.shape[1]):
+        sums = (share * before[:, i].square() + errors[-1]) @ w_squares
+        added = torch.stack((of_x[:, i] + of_h[:, i] * sums).chunk(3, -1)).sum(0)
+        errors.append(added + kept[:, i] * errors[-1] + o_BLE[:, i].square() / 3)
+    return torch.stack(errors[1:], dim=1).sqrt()
 
 
 WORKLOADS.add("recurrent", _Recurrent())
