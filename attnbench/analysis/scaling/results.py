@@ -101,6 +101,7 @@ class Series:
     overhead_us: tuple[float, ...] | None = None
     law: Law | None = None
     kernels: tuple[str | None, ...] = ()
+    page_faults_us: tuple[float | None, ...] = ()
     flops: tuple[int | None, ...] = ()
     working_set_bytes: tuple[float | None, ...] = ()
     cache_bytes: float | None = None

@@ -229,6 +229,7 @@ def _series(
         overhead_allowed_us=overhead_allowed_us,
         law=laws.of(first.impl, "time", first.case),
         kernels=tuple([known.get("kernel") for known in metrics]),
+        page_faults_us=tuple([known.get("page_faults_us") for known in metrics]),
         flops=tuple([known.get("flops_executed") for known in metrics]),
         working_set_bytes=tuple(
             [m.get("bytes_min") if m.get(_PEAK) is None else m[_PEAK] for m in metrics]

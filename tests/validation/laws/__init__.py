@@ -22,11 +22,10 @@ def examine(
 
     def missing(done: list[Figures]) -> Iterator[Figures]:
         known = {(row["kernel"], row["range"], row["draws"]) for row in done if "kernel" in row}
-        for name in imagined.KERNELS:
-            for sizes in imagined.RANGES:
-                if (name, imagined.label(sizes), draws) not in known:
-                    tell(f"{draws} imagined series: {name}, n = {imagined.label(sizes)}")
-                    yield imagined.judged(name, sizes, draws, seed)
+        for name, sizes in imagined.ASKED:
+            if (name, imagined.label(sizes), draws) not in known:
+                tell(f"{draws} imagined series: {name}, n = {imagined.label(sizes)}")
+                yield imagined.judged(name, sizes, draws, seed)
         for number in range(sum("kernel" not in row for row in done), runs):
             tell(f"sweep {number + 1} of {runs}")
             yield live.measured(neighbours, budget, seed + number)
