@@ -9,7 +9,10 @@ from attnbench.analysis.scaling.results import Slope, Uncertain, power_text
 from attnbench.schema.finding import Verdict
 
 TOLERANCE = 0.15  # of the exponent: how far the ends of its interval may lie from the law
-TOP_TOLERANCE = 0.2  # of the slope of the top octave
+TOP_TOLERANCE = 0.2  # of the slope of the last two doublings
+# Where the last doubling does not count. A term of the next power that takes half of the time at
+# the largest size adds 0.105 to the exponent of the three doublings below it.
+FRESH_TOLERANCE = 0.1
 TO_HOLD, TO_REFUTE = 3.0, 2.0  # octaves of usable range
 LEAST_SIZES = 3
 FINEST = 0.05  # of an exponent: what better times may settle where it lies too near a limit
@@ -26,6 +29,7 @@ class ExponentEvidence:
     bound; `logs` is the slope that the law's logarithms add on this range, None where it has none.
     `noun` names the axis. `cut_short` says why sizes do not count where some do not; `changepoint`
     describes a sudden change between two sizes. `executed` is the exponent of the executed FLOPs.
+    `fresh` says that page faults of fresh memory hide the last doubling.
     """
 
     slope: Slope
@@ -37,6 +41,7 @@ class ExponentEvidence:
     cut_short: str | None = None
     changepoint: str | None = None
     executed: float | None = None
+    fresh: bool = False
 
     @property
     def least(self) -> float:
@@ -52,6 +57,11 @@ class ExponentEvidence:
     def most(self) -> float:
         """The largest exponent that agrees with the law."""
         return self.power + TOLERANCE + (self.logs or 0.0)
+
+    @property
+    def most_held(self) -> float:
+        """The largest exponent by which the law holds."""
+        return self.most - (TOLERANCE - FRESH_TOLERANCE if self.fresh else 0.0)
 
     @property
     def law(self) -> str:
@@ -83,7 +93,7 @@ def decide(evidence: ExponentEvidence) -> Decision:
         beyond = "and less than a doubling lies beyond it: measure larger sizes"
         return "inconclusive", f"{evidence.changepoint}, {beyond}"
     # A bound with logarithms holds where it would without them.
-    within = evidence.bound and exponent.ends[1] <= evidence.power + TOLERANCE
+    within = evidence.bound and exponent.ends[1] <= evidence.most_held - (evidence.logs or 0.0)
     if evidence.logs is not None and not within:
         found = f"unresolved: log factors. {measured} agrees with {evidence.law}"
         return "inconclusive", f"{found}, and as well with a power of {evidence.noun} alone"
@@ -122,19 +132,19 @@ def needed(evidence: ExponentEvidence) -> tuple[float, float] | None:
 
 def _off(evidence: ExponentEvidence) -> Decision | None:
     """An exponent above the law, or below one that is no bound."""
-    slope, top = evidence.slope, evidence.slope.top
+    slope, last = evidence.slope, evidence.slope.last
     above = 1, evidence.most, slope.lowest, "falling", "faster"
     below = -1, evidence.least, slope.highest, "rising", "more slowly"
     for sign, limit, changed, still, how in (above,) if evidence.bound else (above, below):
         nearest = sign < 0  # of an interval's ends
-        reaches, top_reaches = (
+        reaches, last_reaches = (
             found is None or sign * (found.ends[nearest] - limit) <= 0
-            for found in (slope.exponent, top)
+            for found in (slope.exponent, last)
         )
-        if reaches or (slope.change_in_top and top_reaches):
+        if reaches or (slope.change_in_top and last_reaches):
             continue
         measured = _measured(evidence)
-        if top and top_reaches and slope.curvature == -sign:
+        if last and last_reaches and slope.curvature == -sign:
             return "inconclusive", f"{measured}: still {still} towards {evidence.law}"
         if sign * (changed - limit) <= 0:
             change = "the constant changes between two sizes, as it may"
@@ -148,19 +158,19 @@ def _loose(evidence: ExponentEvidence, exponent: Uncertain) -> list[str]:
     (low, high), top = exponent.ends, evidence.slope.top
     top_most = evidence.power + TOP_TOLERANCE
     reasons = []
-    if high > evidence.most:
-        reasons.append(f"the interval reaches past {evidence.most:.2f}")
+    if high > evidence.most_held:
+        reasons.append(f"the interval reaches past {evidence.most_held:.2f}")
     if not evidence.bound and low < evidence.least:
         reasons.append(f"the interval reaches below {evidence.least:.2f}")
     if top is None or top.ends[1] > top_most:
         past = "is unknown" if top is None else f"reaches past {top_most:.2f}"
-        reasons.append(f"that of the last doubling {past}")
+        reasons.append(f"that of the last two doublings {past}")
     return reasons
 
 
 def _measured(evidence: ExponentEvidence) -> str:
     top = evidence.slope.top
-    octave = "" if top is None else f", last doubling {_shown(top)}"
+    octave = "" if top is None else f", last two doublings {_shown(top)}"
     return f"{evidence.noun}^{_shown(evidence.slope.exponent)}{octave}"
 
 
@@ -182,4 +192,6 @@ def _range(evidence: ExponentEvidence) -> str:
 
 
 def _changed(evidence: ExponentEvidence) -> str:
-    return f"; {evidence.changepoint}, left out of the fit" if evidence.changepoint else ""
+    texts = f"{evidence.changepoint}, left out of the fit", evidence.cut_short
+    shown = evidence.changepoint, evidence.fresh
+    return "".join(f"; {text}" for text, show in zip(texts, shown, strict=True) if show)

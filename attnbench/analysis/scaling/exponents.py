@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from attnbench.analysis.scaling import slopes
-from attnbench.analysis.scaling.decide import FINEST, TO_REFUTE, ExponentEvidence, decide, needed
+from attnbench.analysis.scaling.decide import (
+    FINEST,
+    TO_HOLD,
+    TO_REFUTE,
+    ExponentEvidence,
+    decide,
+    needed,
+)
 from attnbench.analysis.scaling.results import (
     NOUNS,
     ExponentFit,
@@ -33,6 +39,7 @@ DRAWS = 1000
 # that is known without a measured overhead, the overhead itself (at n = 1 on CPU 5 to 8 times its
 # kernels' starts) still weighs on the smallest size: the interval takes in both.
 TIMES_OVERHEAD, TIMES_LEAST, OVERHEAD_PER_LEAST = 3.0, 20.0, 8.0
+FRESH = 0.05  # of a time, in recorded page faults: from here on they weigh on a slope
 _MOST_OFF = math.exp(50.0)  # the factor by which a time of which nothing is known may be off
 
 
@@ -54,8 +61,12 @@ def _fit(series: Series, draws: int) -> ExponentFit:
     allowed = series.allowed_us or (None,) * len(series.sizes)
     times = [known_time(*pair) for pair in zip(series.times_us, allowed, strict=True)]
     overhead = _overhead(series, times)
-    left_out = tuple(_why_not(series, overhead, time, i) for i, time in enumerate(times))
+    left_out = [_why_not(series, overhead, time, i) for i, time in enumerate(times)]
     used = [index for index, why in enumerate(left_out) if why is None]
+    fresh = _fresh(series, times, used)
+    for index, why in fresh.items():
+        left_out[index] = why
+        used.remove(index)
     slope = slopes.fit(_log_data(series, overhead, times, used, draws))
     change, text = None, None
     if slope.change_after >= 0:
@@ -73,12 +84,12 @@ def _fit(series: Series, draws: int) -> ExponentFit:
         evidence = ExponentEvidence(
             slope=slope, sizes=len(set(sizes)), power=power, bound=bound, logs=logs,
             noun=NOUNS[series.axis], cut_short=cut_short, changepoint=text,
-            executed=_executed(series, used),
+            executed=_executed(series, used), fresh=bool(fresh),
         )  # fmt: skip
         missing = tuple(_missing(series, overhead, times, used, evidence))
         finding = _finding(series, overhead, evidence, missing)
     return ExponentFit(
-        series=series, time_us=tuple(times), left_out=left_out,
+        series=series, time_us=tuple(times), left_out=tuple(left_out),
         overhead_us=overhead.value, exponent=slope.exponent, top=slope.top,
         intercept=slope.intercept if slope.exponent else None,
         octaves=slope.octaves, changepoint=change, finding=finding,
@@ -116,6 +127,24 @@ def _why_not(series: Series, overhead: _Overhead, time: Time, index: int) -> str
     return None
 
 
+def _fresh(series: Series, times: Sequence[Time], used: list[int]) -> dict[int, str]:
+    """Why sizes of the last doubling do not count where they alone touch much fresh memory.
+
+    If enough doublings are left. How much longer these sizes take is hardly known: a page takes up
+    to twice what is recorded, which holds neither its return nor what it pushes from the caches.
+    """
+    faults_us = dict(enumerate(series.page_faults_us))
+    shares = {i: x for i in used if (x := (faults_us.get(i) or 0.0) / times[i].value) > FRESH}
+    rest = [series.sizes[i] for i in used if i not in shares]
+    fresh = [series.sizes[i] for i in shares]
+    if not (fresh and rest and max(rest) < min(fresh) <= max(fresh) <= 2 * max(rest)):
+        return {}
+    if max(rest) < 2**TO_HOLD * min(rest):
+        return {}
+    why = "of its time and more goes to page faults of fresh memory (--allocator keep)"
+    return {i: f"{units.percent(share)} {why}" for i, share in shares.items()}
+
+
 def _log_data(
     series: Series, overhead: _Overhead, times: Sequence[Time], used: list[int], draws: int
 ) -> slopes.LogData:
@@ -136,9 +165,16 @@ def _log_data(
         y_drawn=np.log(np.maximum(drawn, least)),
         amplified=times_us / net,
         switched=[_switches(series, i) for i in used],
+        passes=[bool(_passed(series, i)) for i in used],
         too_long=np.log(net / np.maximum(shortest, net / _MOST_OFF)),
         too_short=np.log(np.minimum(longest, net * _MOST_OFF) / net),
     )
+
+
+def _passed(series: Series, index: int) -> list[tuple[str, float]]:
+    """The caches that the working set passes between a size and the next, with their bytes."""
+    sets = [size for size in series.working_set_bytes[index : index + 2] if size is not None]
+    return [one for one in series.caches_bytes.items() if sets and sets[0] <= one[1] < sets[-1]]
 
 
 def _switches(series: Series, index: int) -> bool:
@@ -226,13 +262,12 @@ def _missing(
 
 
 def _boundaries(series: Series) -> list[str]:
-    """Between which sizes the working set passes the last cache, and the kernels change."""
-    found, cache = [], series.cache_bytes
-    for index, (inside, outside) in enumerate(pairwise(series.working_set_bytes)):
-        if cache and inside is not None and outside is not None and inside <= cache < outside:
-            passed = f"the working set passes the last cache ({units.size(cache)}) between"
-            found.append(f"{passed} {_between(series, index)}")
-            break
+    """Between which sizes the working set passes a cache, and the kernels change."""
+    found = []
+    for index in range(len(series.sizes) - 1):
+        passed = (f"the {name} ({units.size(size)})" for name, size in _passed(series, index))
+        if caches := " and ".join(passed):
+            found.append(f"the working set passes {caches} between {_between(series, index)}")
     switches = [i for i in range(len(series.sizes)) if _switches(series, i)]
     return found + [f"the kernels change between {_between(series, i)}" for i in switches]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from attnbench.analysis.times import Interval
@@ -87,7 +87,9 @@ class Series:
     declared law as it turns out in this workload, None where none is declared. `doubts` says of
     each size without a time why. `allowed_us` has the ends of what each time may truly be, where
     that is more than its replicates show; None where not known. `flops` are those that the
-    implementation says it executes; `launch_bound` tells the sizes whose time is the host's.
+    implementation says it executes, `page_faults_us` what fresh pages take at least of each time,
+    `caches_bytes` the caches that its `working_set_bytes` may pass; `launch_bound` tells the sizes
+    whose time is the host's.
     `same` says in words what the cells share. `cells` are those measured, size by size, and
     `overhead` that of the smallest problem, where they come from a run.
     """
@@ -104,7 +106,7 @@ class Series:
     page_faults_us: tuple[float | None, ...] = ()
     flops: tuple[int | None, ...] = ()
     working_set_bytes: tuple[float | None, ...] = ()
-    cache_bytes: float | None = None
+    caches_bytes: Mapping[str, float] = field(default_factory=dict)
     doubts: tuple[str | None, ...] = ()
     allowed_us: tuple[tuple[float, float] | None, ...] = ()
     overhead_allowed_us: tuple[float, float] | None = None
@@ -135,18 +137,21 @@ class LineSlope(Uncertain):
 class Slope:
     """The regression of one series in log-log, of its sizes that count; None without a slope.
 
-    `exponent` is the slope over the sizes that count, `top` that of the top octave. `octaves` is
-    the range of the sizes, less that of a changepoint. `change_after` is the index of the last size
-    before it, −1 where there is none; `change_log` the logarithm of its factor; `change_in_top`
-    says that it lies in the top octave. `intercept` is that of the sizes beyond it. `lowest` and
-    `highest` are the ends of the exponent's interval whichever change that the times allow were
-    taken out. `curvature` is 1 where the slope surely rises with size, −1 where it falls, else 0.
+    `exponent` is the slope over the sizes that count, `top` that of the last two doublings, beyond
+    a changepoint, `last` that of the last doubling. `octaves` is the range of the sizes, less that
+    of a changepoint. `change_after` is the index of the last size before it, −1 where there is
+    none; `change_log` the logarithm of its factor; `change_in_top` says that it lies in the last
+    doubling. `intercept` is that of the sizes beyond it. `lowest` and `highest` are the ends of the
+    exponent's interval whichever change that the times allow, or that the end of a cache may make,
+    were taken out. `curvature` is 1
+    where the slope surely rises with size, −1 where it falls, else 0.
     `precision` is how well each time is known, as a relative half-width.
     """
 
     exponent: LineSlope | None
     top: LineSlope | None
     octaves: float
+    last: LineSlope | None = None
     intercept: float = math.nan
     change_after: int = -1
     change_log: float = 0.0

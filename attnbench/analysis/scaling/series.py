@@ -215,6 +215,10 @@ def _series(
     overhead_allowed_us = overhead.allowed_us if overhead else None
     if overhead and not overhead.is_known:  # it is no more than was ever seen
         overhead_allowed_us = 0.0, max(overhead.times_us)
+    inner = list((environment.get("caches") or {}).items())[1:-1]
+    caches = {f"{name} cache": size * first.case.threads for name, size in inner}
+    if ceilings.cache_bytes:
+        caches["last cache"] = ceilings.cache_bytes
     starts_us = ceilings.starts_us(metrics[0].get("kernel_count"), l2=metrics[0].get("l2"))
     return Series(
         impl=first.impl,
@@ -234,7 +238,7 @@ def _series(
         working_set_bytes=tuple(
             [m.get("bytes_min") if m.get(_PEAK) is None else m[_PEAK] for m in metrics]
         ),
-        cache_bytes=ceilings.cache_bytes,
+        caches_bytes=caches,
         doubts=tuple([cell.doubt for cell in cells]),
         allowed_us=tuple([cell.allowed_us for cell in cells]),
         # Time to start the kernels of the smallest size one after another, per call or token.

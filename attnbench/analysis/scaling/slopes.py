@@ -31,7 +31,11 @@ USUAL_WIDTH = 2 * USUAL_SCATTER  # of the half of an interval that holds this sc
 # the rest allows by so many standard errors; fewer where the kernel's name changes there. One that
 # is only this likely is not taken out, but a refutation must stand if it were.
 CHANGE_FACTOR, CHANGE_SURE, CHANGE_SURE_SWITCHED, CHANGE_LIKELY = math.log(1.1), 4.0, 2.5, 2.0
+# At the end of a cache it need not even be likely: what is read from the next one comes up to three
+# times as slowly, the ratio of their bandwidths for one core.
+MOST_PASSAGE = math.log(3)
 _OCTAVE = math.log(2) * (1 + 1e-6)
+TOP_OCTAVES = 2  # two sizes alone weigh twice as much on their slope as three do
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +108,8 @@ class LogData:
 
     `y_other` are the times less the most that an unmeasured overhead may be, `y` where it is
     measured. `amplified` is by how much subtracting the overhead magnifies relative errors.
-    `switched` says where the kernel's name changes before the next size. By `too_long` a time may
+    `switched` says where the kernel's name changes before the next size, `passes` where the working
+    set passes a cache. By `too_long` a time may
     lie above the truth beyond what its replicates show, by `too_short` below it: what other work
     may have taken, which no repetition averages out.
     """
@@ -115,6 +120,7 @@ class LogData:
     y_drawn: Floats
     amplified: Floats
     switched: Sequence[bool]
+    passes: Sequence[bool]
     too_long: Floats
     too_short: Floats
 
@@ -169,9 +175,9 @@ def fit(data: LogData) -> Slope:
     from one process to the next, and that is most of it; the scatter holds it, and whatever the
     line does not describe. Around both lies what the times may be off by beyond their replicates: a
     slope is linear in the logarithms, so that its extremes are sums at the ends of their ranges,
-    and scatter that the ranges explain does not count a second time. The slope of the top octave is
-    a fact about its own sizes, whatever line the others follow: there the scatter is that of each
-    size about the chord of its neighbours.
+    and scatter that the ranges explain does not count a second time. The slope of the top octaves
+    is a fact about its own sizes, whatever line the others follow: there the scatter is that of
+    each size about the chord of its neighbours.
     """
     if len(set(data.x.tolist())) < 2:
         return Slope(exponent=None, top=None, octaves=0.0)
@@ -182,22 +188,22 @@ def fit(data: LogData) -> Slope:
     freedom = len(data.x) - 2 - (after >= 0)
     whole = data.line(weights[0], float(rest @ rest), freedom)
     level = data.y - log * upper  # the changepoint taken out
-    # The top octave: the sizes from half the largest on, at least the two largest.
-    in_top = data.x >= min(data.x.max() - _OCTAVE, np.sort(data.x)[-2])
-    around = in_top * (data.x - data.x[in_top].mean())
-    top = None
-    if any(around):
-        top = data.line(around / (around @ around), *_local_residual(data, level))
+    # The top octaves beyond the changepoint, and the last of them: at least the two largest sizes.
+    largest, next_largest = data.x.max(), np.sort(data.x)[-2]
+    in_last = data.x >= min(largest - _OCTAVE, next_largest)
+    in_top = in_last | (upper & (data.x >= largest - TOP_OCTAVES * _OCTAVE))
+    top, last = (_slope_within(data, level, within) for within in (in_top, in_last))
     low, high = np.quantile(data.y_drawn, (0.025, 0.975), axis=1, method="nearest")
     groups = data.x[~upper], data.x[upper]
     return Slope(
         exponent=whole,
         top=top,
+        last=last,
         octaves=sum(float(np.ptp(x)) for x in groups if len(x)) / math.log(2),
         intercept=float(weights[1] @ data.y),
         change_after=after,
         change_log=log,
-        change_in_top=bool((in_top & ~upper).any()),
+        change_in_top=bool((in_last & ~upper).any()),
         lowest=min(whole.ends[0], least),
         highest=max(whole.ends[1], most),
         curvature=_curvature_sign(data, level, freedom),
@@ -205,10 +211,18 @@ def fit(data: LogData) -> Slope:
     )
 
 
+def _slope_within(data: LogData, level: Floats, within: NDArray[np.bool_]) -> LineSlope | None:
+    around = within * (data.x - data.x[within].mean())
+    if not any(around):
+        return None
+    return data.line(around / (around @ around), *_local_residual(data, level))
+
+
 def _changepoint(data: LogData) -> tuple[int, float, float, float]:
     """Where the constant of the series changes (−1: nowhere), and by how much (as a logarithm).
 
-    With the ends of the exponent's interval whichever likely changepoint were taken out.
+    With the ends of the exponent's interval whichever likely changepoint, or passage of a cache,
+    were taken out.
     At each interval in turn the line gets another constant beyond it; the interval where that
     constant is surest is the changepoint, if it is sure at all whatever the times are within their
     ranges, and describes the series better than curvature does. Four sizes at least. A smallest
@@ -229,7 +243,7 @@ def _changepoint(data: LogData) -> tuple[int, float, float, float]:
             continue
         deviation, student = data.scatter(residual, freedom)
         sure = size / (deviation * float(np.linalg.norm(above - below)))
-        if sure > CHANGE_LIKELY:
+        if sure > CHANGE_LIKELY or (data.passes[index] and 0 < change <= MOST_PASSAGE):
             half = deviation * student * float(np.linalg.norm(slope))
             least = min(least, float(slope @ data.y) - half)
             most = max(most, float(slope @ data.y) + half)

@@ -50,7 +50,8 @@ class Kernel:
     """`floor_at` is the share of the largest size at which the floor equals the work; None: 2 %
     of the work at the smallest. From n = `after` on the work takes `step` times as long, by a
     kernel of another name where `named`, out of a cache where `passes`. The pages that are fresh
-    at the largest size take `faults` times the work. What grows `late` is mostly of lower order.
+    at the largest size take `faults` times the work. Powers between those of `unsettled`
+    are neither right nor wrong over these sizes, where another term than the law's takes a part.
     """
 
     law: str
@@ -61,7 +62,7 @@ class Kernel:
     named: bool = False
     passes: bool = False
     faults: float = 0.0
-    late: bool = False
+    unsettled: tuple[float, float] = (0.0, 0.0)
 
     def floor_us(self, sizes: Sequence[int]) -> float:
         """What a call takes however small the problem is."""
@@ -97,7 +98,8 @@ KERNELS = _POWERS | {
 LAWS = (*_POWERS, "n log n", "n^2 log n", "O(n^2)")
 CARD_SIZES = tuple(2**power for power in range(7, 12))
 _CACHE_BYTES = 32 << 20
-_LATE = Kernel(law="n^3", work=lambda n: n**2 + n**3 / CARD_SIZES[-1], late=True)
+_LATE = Kernel(law="n^3", work=lambda n: n**2 + n**3 / CARD_SIZES[-1], unsettled=(2, math.inf))
+_EARLY = Kernel(law="n^2", work=lambda n: n**2 + 350 * n, unsettled=(1, 2))
 CARD = {
     f"card: {name}": kernel
     for name, kernel in (
@@ -122,6 +124,7 @@ CARD = {
         }
         | {
             "floor + n^2": replace(_SQUARE, floor_at=1 / 32),
+            "n^2 beside n": _EARLY,
             "late": _LATE,
             "late, in sight of a cache": replace(_LATE, after=2048, passes=True),
             "late, passes a cache": replace(_LATE, after=1024, passes=True, step=1.5),
@@ -148,8 +151,8 @@ def right(kernel: Kernel, text: str, sizes: Sequence[int]) -> Verdict | None:
     if (law.has_logs or own.has_logs) and apart < UNRESOLVED:
         return None
     power, shown = law.degree("n"), own.degree("n")
-    if kernel.late and power > 2:
-        return None  # of these sizes neither
+    if kernel.unsettled[0] < power < kernel.unsettled[1]:
+        return None
     return "holds" if shown == power or (law.bound and shown < power) else "refuted"
 
 
@@ -215,7 +218,7 @@ def drawn_card(name: str, draws: int, seed: int) -> list[Series]:
                     _CACHE_BYTES * float(n / kernel.after) ** 2 * (2 if n >= kernel.after else 1)
                     for n in CARD_SIZES
                 ) if kernel.passes else (),
-                cache_bytes=_CACHE_BYTES,
+                caches_bytes={"last cache": _CACHE_BYTES},
             )
         )  # fmt: skip
     return found
