@@ -250,6 +250,43 @@ def test_a_kernel_switch_changes_the_constant_and_not_the_verdict(factor, after)
     assert fit.octaves == pytest.approx(3)
 
 
+FRESH_US = (0.0, 0.0, 0.0, 0.0, 40_000.0)  # of 300 µs · 16² · 2
+
+
+def test_a_size_that_page_faults_hide_does_not_count_and_the_others_decide():
+    fit = fitted(replayed(step(2, 1024), page_faults_us=FRESH_US))
+    assert "page faults" in str(fit.left_out[-1])
+    assert verdict(fit) == "holds"
+    assert "--allocator keep" in reason(fit)
+    late = judged(lambda n: n**2 + n**3 / 2048, "n^2", page_faults_us=FRESH_US)
+    assert late["holds"] == 0
+
+
+def test_faults_at_half_of_the_sizes_are_part_of_the_time():
+    fit = fitted(replayed(power(2), page_faults_us=tuple(30.0 * 4**k for k in range(5))))
+    assert fit.left_out == (None,) * 5
+
+
+@pytest.mark.parametrize(
+    ("time", "expected"), [(step(1.6, 512), "inconclusive"), (power(2.3), "refuted")]
+)
+def test_the_end_of_a_cache_excuses_one_change_of_constant_and_is_named(time, expected):
+    sizes = (256, 512, 1024, 2048)
+    cache: dict[str, Any] = {"working_set_bytes": (2.0**18, 2.0**19, 2.0**21, 2.0**23)}
+    cache["caches_bytes"] = {"L2 cache": 2.0**20}
+    fit = fitted(replayed(time, "n^2", sizes, scatter=0.0, **cache))
+    assert verdict(fit) == expected
+    assert "passes the L2 cache (1.0 MiB) between n = 512 and 1024" in reason(fit)
+
+
+def test_the_reason_says_that_executed_flops_lower_the_least_exponent():
+    flops = tuple(round(1e3 * (n + 512)) for n in FOUR_OCTAVES)
+    fit = fitted(
+        replayed(lambda n: n + 512, "n d", flops=flops, overhead_us=None, least_overhead_us=1.0)
+    )
+    assert "executed FLOPs grow as n^0.50: from 0.35 on an exponent agrees" in reason(fit)
+
+
 def test_a_refutation_stands_whichever_changepoint_is_taken_out():
     """Three sizes cannot tell n^2.5 from n² with a kernel switch."""
     times = tuple((t + OVERHEAD_US,) * 7 for t in (300.0, 300 * 4, 300 * 4 * 8))

@@ -73,15 +73,16 @@ class ExponentEvidence:
 def decide(evidence: ExponentEvidence) -> Decision:
     """The verdict on the declared exponent, and one sentence that says why.
 
-    `O(n^p)` holds if the exponent's interval ends at p + 0.15 or below and the top octave's at
-    p + 0.2 or below, over three octaves; it is refuted if the interval begins above p + 0.15, over
-    two. Exactly n^p also needs an interval that begins at p − 0.15 or above, and is refuted by one
-    that ends below that. Three things turn a refutation into "inconclusive", since the law may well
-    be right: a changepoint that may be there and would explain it; one after which less than an
-    octave is left, unless the octave that holds it is against the law as well; and a series that
-    still curves towards the law and whose top octave reaches it (an overhead or a term of lower
-    order weighs on the small sizes). A law with logarithms cannot hold on such ranges: n log n has
-    the slope 1 + 1/ln n, as some power of n has.
+    `O(n^p)` holds if the exponent's interval ends at p + 0.15 or below and that of the last two
+    octaves at p + 0.2 or below, over three octaves; it is refuted if the interval begins above
+    p + 0.15, over two. Exactly n^p also needs an interval that begins at p − 0.15 or above, and is
+    refuted by one that ends below that. Where page faults hide the last octave the interval must
+    end at p + 0.1. Three things turn a refutation into "inconclusive", since the law may well be
+    right: a changepoint that may be there, or the end of a cache, that would explain it; a
+    changepoint after which less than an octave is left, unless the octave that holds it is against
+    the law as well; and a series that still curves towards the law and whose last octave reaches
+    it (an overhead or a term of lower order weighs on the small sizes). A law with logarithms
+    cannot hold on such ranges: n log n has the slope 1 + 1/ln n, as some power of n has.
     """
     slope, exponent = evidence.slope, evidence.slope.exponent
     measured, changed = _measured(evidence), _changed(evidence)
@@ -192,6 +193,13 @@ def _range(evidence: ExponentEvidence) -> str:
 
 
 def _changed(evidence: ExponentEvidence) -> str:
-    texts = f"{evidence.changepoint}, left out of the fit", evidence.cut_short
-    shown = evidence.changepoint, evidence.fresh
-    return "".join(f"; {text}" for text, show in zip(texts, shown, strict=True) if show)
+    """What the fit leaves out, and why the exponent may lie so far below the law."""
+    found = []
+    if evidence.changepoint:
+        found.append(f"{evidence.changepoint}, left out of the fit")
+    if evidence.fresh and evidence.cut_short:
+        found.append(evidence.cut_short)
+    if not evidence.bound and evidence.least < evidence.power - TOLERANCE - FINEST:
+        executed = f"executed FLOPs grow as {evidence.noun}^{evidence.executed:.2f}"
+        found.append(f"{executed}: from {evidence.least:.2f} on an exponent agrees")
+    return "".join(f"; {text}" for text in found)
