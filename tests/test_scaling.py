@@ -270,7 +270,7 @@ def test_faults_at_half_of_the_sizes_are_part_of_the_time():
 @pytest.mark.parametrize(
     ("time", "expected"), [(step(1.6, 512), "inconclusive"), (power(2.3), "refuted")]
 )
-def test_the_end_of_a_cache_excuses_one_change_of_constant_and_is_named(time, expected):
+def test_the_reason_names_the_cache_that_ends_where_a_constant_may_change(time, expected):
     sizes = (256, 512, 1024, 2048)
     cache: dict[str, Any] = {"working_set_bytes": (2.0**18, 2.0**19, 2.0**21, 2.0**23)}
     cache["caches_bytes"] = {"L2 cache": 2.0**20}
