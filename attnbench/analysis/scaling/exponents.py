@@ -64,9 +64,8 @@ def _fit(series: Series, draws: int) -> ExponentFit:
     left_out = [_why_not(series, overhead, time, i) for i, time in enumerate(times)]
     used = [index for index, why in enumerate(left_out) if why is None]
     fresh = _fresh(series, times, used)
-    for index, why in fresh.items():
-        left_out[index] = why
-        used.remove(index)
+    left_out = [fresh.get(index, why) for index, why in enumerate(left_out)]
+    used = [index for index in used if index not in fresh]
     slope = slopes.fit(_log_data(series, overhead, times, used, draws))
     change, text = None, None
     if slope.change_after >= 0:
@@ -137,9 +136,8 @@ def _fresh(series: Series, times: Sequence[Time], used: list[int]) -> dict[int, 
     shares = {i: x for i in used if (x := (faults_us.get(i) or 0.0) / times[i].value) > FRESH}
     rest = [series.sizes[i] for i in used if i not in shares]
     fresh = [series.sizes[i] for i in shares]
-    if not (fresh and rest and max(rest) < min(fresh) <= max(fresh) <= 2 * max(rest)):
-        return {}
-    if max(rest) < 2**TO_HOLD * min(rest):
+    alone = fresh and rest and max(rest) < min(fresh) <= max(fresh) <= 2 * max(rest)
+    if not alone or max(rest) < 2**TO_HOLD * min(rest):
         return {}
     why = "of its time and more goes to page faults of fresh memory (--allocator keep)"
     return {i: f"{units.percent(share)} {why}" for i, share in shares.items()}

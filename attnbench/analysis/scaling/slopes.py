@@ -31,9 +31,7 @@ USUAL_WIDTH = 2 * USUAL_SCATTER  # of the half of an interval that holds this sc
 # the rest allows by so many standard errors; fewer where the kernel's name changes there. One that
 # is only this likely is not taken out, but a refutation must stand if it were.
 CHANGE_FACTOR, CHANGE_SURE, CHANGE_SURE_SWITCHED, CHANGE_LIKELY = math.log(1.1), 4.0, 2.5, 2.0
-# At the end of a cache it need not even be likely: what is read from the next one comes up to three
-# times as slowly, the ratio of their bandwidths for one core.
-MOST_PASSAGE = math.log(3)
+MOST_PASSAGE = math.log(3)  # where a cache ends: the ratio of two caches' bandwidths for one core
 _OCTAVE = math.log(2) * (1 + 1e-6)
 TOP_OCTAVES = 2  # two sizes alone weigh twice as much on their slope as three do
 
@@ -188,7 +186,6 @@ def fit(data: LogData) -> Slope:
     freedom = len(data.x) - 2 - (after >= 0)
     whole = data.line(weights[0], float(rest @ rest), freedom)
     level = data.y - log * upper  # the changepoint taken out
-    # The top octaves beyond the changepoint, and the last of them: at least the two largest sizes.
     largest, next_largest = data.x.max(), np.sort(data.x)[-2]
     in_last = data.x >= min(largest - _OCTAVE, next_largest)
     in_top = in_last | (upper & (data.x >= largest - TOP_OCTAVES * _OCTAVE))
