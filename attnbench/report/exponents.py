@@ -76,11 +76,11 @@ def _draw_fits(
 
 
 def _texts(fit: ExponentFit) -> list[str]:
-    """Exponent and last doubling, and below them the law with its verdict."""
+    """Exponent and last two doublings, and below them the law with its verdict."""
     noun = NOUNS[fit.series.axis]
     found = f"{noun}^{growth.interval(fit.exponent)}" if fit.exponent else "no exponent"
     if fit.top:
-        found += f", last doubling {growth.interval(fit.top)}"
+        found += f", last two doublings {growth.interval(fit.top)}"
     verdict = growth.mark(fit.finding.verdict if fit.finding else None)
     law = growth.raised(fit.finding.law if fit.finding else str(fit.series.law or "no law"))
     return [found, f"{law}: {verdict}" if verdict else law]

@@ -31,7 +31,7 @@ SUMMARY = {
 }  # fmt: skip
 COLUMNS = {
     "subject": "series", "question": "question", "law": "law", "measured": "measured",
-    "top": "last doubling", "verdict": "verdict",
+    "top": "last two doublings", "verdict": "verdict",
     **dict.fromkeys(("impl", "workload", "quantity", "axis"), ""),
 }  # fmt: skip
 _Row = tuple[LawFinding, doc.Value, Uncertain | None]
