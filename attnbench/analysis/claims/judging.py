@@ -215,7 +215,7 @@ def _exponent(quantity: Exponent, cells: Cells) -> Observed:
 
 
 def _slope(fit: ExponentFit) -> Observation:
-    """The slope over all sizes that count, with an interval that holds that of the last two octaves, too.
+    """The slope over all sizes that count; its interval holds that of the last two octaves, too.
 
     So a series that bends at its end decides little.
     """
