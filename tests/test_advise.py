@@ -11,11 +11,13 @@ from msgspec import structs
 
 from attnbench.analysis import table
 from attnbench.analysis.advice import advices, changes
+from attnbench.base import units
 from attnbench.execution import session
 from attnbench.machine.host import is_here
 from attnbench.planning.advice import TIMING, by_share
 from attnbench.planning.forecast import Forecast
 from attnbench.planning.plan import Job
+from attnbench.report.documents import stored
 from attnbench.report.documents.advise import document
 from attnbench.report.render import rendered
 from attnbench.schema.case import Case, parse_mask
@@ -241,3 +243,67 @@ def test_every_declined_call_has_a_command_that_parses(tmp_path):
         rendered(document(run), "markdown").split()))  # fmt: skip
     parsed(command)
     assert RunFolder.find(str(run.path), tmp_path, SWEEP).path == run.path
+
+
+def second(record: Record, us: float) -> Record:
+    """The same cell in a fresh process, whose times alone would give another ratio."""
+    again = timed(record.cell.impl, us)
+    samples = [structs.replace(sample, process=1) for sample in again.samples]
+    return replace(again, process=1, samples=tuple(samples))
+
+
+RUNS: dict[str, list[Record]] = {
+    "decided": [
+        timed("sdpa", 130.0), timed("naive", 100.0), timed("chunked", 180.0),
+        second(timed("sdpa", 1.0), 120.0), second(timed("naive", 1.0), 100.0),
+    ],
+    "level": [timed("sdpa", 100.0), timed("naive", 99.5), timed("chunked", 101.0)],
+    "wrong": [
+        timed("sdpa", 100.0), timed("naive", 60.0),
+        synthetic.failed(CALL, "chunked", "incorrect", "o: wrong"),
+    ],
+    "interrupted": [timed("sdpa", 100.0), timed("naive", 90.0)],
+    "of a GPU": [
+        timed(impl, us, replace(CALL, device="cuda"))
+        for impl, us in (("sdpa", 30.0), ("sdpa-cudnn", 20.0), ("naive", 80.0))
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_ratio_has_one_value_wherever_it_stands(tmp_path, name):
+    info = {"options": {"command": "advise"}}
+    path = synthetic.write_run(tmp_path, "run", RUNS[name], info)
+    run = load_run(path)
+    shown = document(run, here=True, interrupted=name == "interrupted")
+    [found] = advices(run, table.load(run, "sdpa"))
+    texts = {kind: rendered(shown, kind) for kind in ("text", "markdown", "html", "junit")}
+    sections = {
+        part["section"]: part["parts"] for part in json.loads(rendered(shown, "json"))["sections"]
+    }
+    tried = {row["impl"]: row["speed"] for row in sections["Everything tried"][0]["table"]}
+    ratios = {impl: ratio for impl, ratio in found.ratios.items() if ratio[0]}
+    assert ratios
+    for impl, (value, low, high) in ratios.items():
+        assert [tried[impl].get(end) for end in ("value", "low", "high")] == [value, low, high], (
+            impl
+        )
+        words = units.ratio(value)
+        missing = [kind for kind, text in texts.items() if kind != "junit" and words not in text]
+        assert not missing, (impl, words)
+    costs = sections["Which attention"][0]["table"][0]["costs"]
+    if (best := str(found.best["impl"])) != "sdpa":
+        assert [costs.get(end) for end in ("value", "low", "high")] == [*ratios[best]]
+    again = stored(str(path), tmp_path)[1]
+    plain = [json.loads(rendered(each, "json"))["sections"] for each in (shown, again)]
+    assert plain[0] == plain[1], "a report of advice is the advice"
+    assert again.kind == "advise"
+
+
+def test_a_model_with_soft_capping_never_keeps_what_has_none(tmp_path):
+    records = [timed("sdpa", 80.0), timed("sdpa-mask", 90.0), timed("naive", 100.0)]
+    run, [found] = advice_of(tmp_path, *records, left_out="soft-capping of scores at 50")
+    assert (found.best["impl"], found.level) == ("naive", ())
+    text = rendered(document(run))
+    assert "sdpa has no soft-capping; of those that can be written with it naive is" in text
+    assert "Can be written with soft-capping: naive; not: sdpa, sdpa-mask." in text

@@ -238,7 +238,7 @@ def test_list_shows_the_calls_of_a_model_(cli, tmp_path):
     ]  # fmt: skip
     shared = {(row["dtype"], row["head_dim"], row["scale"]["value"]) for row in tables[0]}
     assert shared == {("bfloat16", 256, 256**-0.5)}
-    assert [row["step"] for row in tables[1]] == ["prefill 512", "train 512"]
+    assert [row["step"] for row in tables[1]] == ["forward 512", "train 512"]
     assert "no case has: vision_config" in str(found["sections"][0])
     wrong = cli("list", str(tmp_path / "none.json"))
     assert (wrong.exit_code, wrong.stderr.count("\n")) == (2, 1)

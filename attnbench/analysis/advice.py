@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pandas as pd
@@ -17,7 +17,7 @@ from attnbench.base.stats import CLOSE, median
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.store.runs import Run
-from attnbench.theory.choices import DEFAULT, as_transformers
+from attnbench.theory.choices import DEFAULT, FEATURES, as_transformers, can_have
 
 LITTLE = 1.02  # not worth a change
 CLEAR = 1.2  # a gain that is worth a longer look, where it cannot be excluded
@@ -34,7 +34,9 @@ class Advice:
 
     Where the verdict is to keep it, the default is the best. `level` are others that the best
     cannot be told apart from, `uneven` those with a shorter time that is not advised, `untried` is
-    how many there was no time for. `count` is how often the step makes the call.
+    how many there was no time for. `count` is how often the step makes the call. `ratios` are the
+    default's time / that of each other: there is one for each, whatever shows it. Where the model
+    needs what the default `lacks`, the best is the fastest of those that can be written with it.
     """
 
     case: Case
@@ -48,6 +50,8 @@ class Advice:
     level: tuple[str, ...] = ()
     uneven: tuple[str, ...] = ()
     untried: int = 0
+    ratios: Mapping[str, Ratio] = field(default_factory=dict)
+    lacks: str = ""
 
     @property
     def sure(self) -> bool:
@@ -118,14 +122,22 @@ def _one(
     """
     processes: dict[int, dict[str, Record]] = {}
     for part in run.parts:
-        if part.samples and part.cell.case == case and part.cell.impl in set(timed["impl"]):
+        if part.samples and part.cell.case == case:
             processes.setdefault(part.process, {})[part.cell.impl] = part
     first, *later = (processes[number] for number in sorted(processes))
+    ratios = {
+        name: time_ratio(run, first.get(DEFAULT), first.get(name)) for name in {*first} - {DEFAULT}
+    }
 
     def slower(name: str, other: str) -> bool:
         return decided(*time_ratio(run, first.get(name), first.get(other))[1:]) > 0
 
-    names = sorted(first, key=lambda name: time_us(first[name]) or math.inf)
+    lacks = next((text for text in FEATURES if text in (run.info.get("left_out") or "")), "")
+    candidates = {*first} & set(timed["impl"])
+    own = set(run.info.get("own") or ())
+    able = {name for name in candidates if name in own or can_have(lacks, name)}
+    lacks, candidates = (lacks, able) if lacks and able else ("", candidates)
+    names = sorted(candidates, key=lambda name: time_us(first[name]) or math.inf)
     best = names[0]
     for name in names[1:]:  # pairs of pairs need not agree
         if slower(best, name):
@@ -133,11 +145,13 @@ def _one(
     level = tuple(name for name in names if name != best and not slower(name, best))
     by_name = {str(row["impl"]): row for _, row in timed.iterrows()}
     regret: Ratio = (None, None, None)
-    verdict: Verdict = "failed"
+    verdict: Verdict = "switch" if lacks else "failed"
+    regret = ratios.get(best, regret) if lacks else regret
     if DEFAULT in names:
         other = next((name for name in (best, *names) if name != DEFAULT), None)
         again = [each for each in later if {DEFAULT, other} <= each.keys()]
         regret, verdict = _judged(run, other, again or [first], confirmed=bool(again))
+        ratios |= {other: regret} if other else {}
         if verdict == "keep":
             level = tuple(name for name in (best, *level) if name != DEFAULT)
             best, regret = DEFAULT, (1.0, 1.0, max(1.0, regret[2] or 1.0))
@@ -145,7 +159,8 @@ def _one(
             best, level = other, tuple(name for name in level if name != other)
     return Advice(
         case=case, step=step, count=count, rows=rows, best=by_name[best],
-        default=by_name.get(DEFAULT), regret=regret, verdict=verdict, level=level,
+        default=by_name.get(DEFAULT), regret=regret, verdict=verdict, level=level, ratios=ratios,
+        lacks=lacks,
     )  # fmt: skip
 
 
@@ -184,7 +199,7 @@ def of_step(found: Sequence[Advice], calls: Mapping[str, int]) -> tuple[float, R
 
     `calls` are how often it makes each call, by the case's id.
     """
-    own = [each for each in found if each.case.case_id in calls]
+    own = [each for each in found if each.case.case_id in calls and not each.lacks]
     if len(own) < len(calls) or any(each.default is None or not each.regret[0] for each in own):
         return 0.0, (None, None, None)
     spent = [calls[x.case.case_id] * float(x.default["time_us"]) for x in own]  # type: ignore[index]
@@ -205,12 +220,21 @@ def transformers_choice(advice: Advice, run: Run) -> tuple[str, Ratio]:
     name = as_transformers(advice.case)
     cells = {r.cell.impl: r for r in run.records if r.cell.case == advice.case}
     called = cells[name].metrics.get("same_as", name) if name in cells else name
+    if advice.best["impl"] == DEFAULT and called in advice.ratios:
+        return name, inverse(advice.ratios[called])
     return name, time_ratio(run, cells.get(str(called)), cells.get(str(advice.best["impl"])))
+
+
+def inverse(ratio: Ratio) -> Ratio:
+    """The ratio the other way round."""
+    value, low, high = (end and 1 / end for end in ratio)
+    return value, high, low
 
 
 def changes(run: Run, found: Sequence[Advice]) -> Iterator[Change]:
     """What the way of calling the default costs, of what was measured both ways."""
     cells = {record.cell.key: record for record in run.records}
+    of_call = {(x.case, name): ratio for x in found for name, ratio in x.ratios.items()}
     cases = dict.fromkeys(record.cell.case for record in run.records)
     for case in (advice.case for advice in found):
         mine = case, DEFAULT
@@ -230,6 +254,8 @@ def changes(run: Run, found: Sequence[Advice]) -> Iterator[Change]:
         for slower, faster, *both in ways:
             above, below = (cells.get((of.case_id, impl)) for of, impl in both)
             known = time_ratio(run, above, below)
+            if both[1] == mine and both[0] in of_call:
+                known = inverse(of_call[both[0]])
             if above is not below and known[0] is not None:
                 yield Change(case=case, slower=slower, faster=faster, ratio=known)
 

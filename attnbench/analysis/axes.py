@@ -29,12 +29,16 @@ def _follows(frame: pd.DataFrame, name: str) -> bool:
 
 
 def label_axes(frame: pd.DataFrame) -> dict[str, list[str]]:
-    """For each workload the axes that a label of its cases needs: those that vary in its rows."""
+    """For each workload the axes that a label of its cases needs: those that vary in its rows.
+
+    Where none does, the length: of one query that of its keys.
+    """
     several = frame["workload"].nunique() > 1
-    return {
-        str(workload): [*(["workload"] if several else []), *varying(rows)] or ["seq_len"]
-        for workload, rows in frame.groupby("workload", sort=False)
-    }
+    found: dict[str, list[str]] = {}
+    for workload, rows in frame.groupby("workload", sort=False):
+        length = "kv_len" if (rows["seq_len"] == 1).all() and "kv_len" in rows else "seq_len"
+        found[str(workload)] = [*(["workload"] if several else []), *varying(rows)] or [length]
+    return found
 
 
 _OF_HEADS = {"head_dim", "value_dim", "heads", "kv_heads"}  # left out where there are no heads

@@ -194,10 +194,9 @@ class AdviceDisplay(SweepDisplay):
 
     def _recorded(self, record: Record) -> None:
         if record.status == "ok" and (faster := record.metrics.get("lost_to")):
-            times = units.digits(record.metrics["lost_by"])
             where = f"{case_label(record.cell.case)}: " if record.cell.case != self._case else ""
             self._case = record.cell.case
-            self.say(f"{where}{record.cell.impl} takes {times} times as long as {faster}")
+            self.say(f"{where}{record.cell.impl} is slower than {faster}")
         elif record.status not in ("ok", "unsupported", "skipped"):
             self.say(line(record))
 

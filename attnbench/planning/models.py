@@ -111,7 +111,7 @@ def _sweeps(
         usual = (_given(row, "image_size") // _given(row, "patch_size")) ** 2 + 1
     elif encoder:
         usual = most = _given(row, "max_position_embeddings")
-    sweeps = []
+    sweeps, name = [], "forward" if encoder and step == "prefill" else step
     for n in Axes(seq_lens=tokens or usual).values["seq_lens"]:
         if n > most:
             raise UsageError(f"it has {most} positions, too few for --tokens {n}")
@@ -131,7 +131,7 @@ def _sweeps(
                 call |= {} if encoder else {"positions": position}
             calls[tuple(call.items())] += count
         sweeps += [
-            Axes(workload, count=count, step=f"{step} {n}", **dict(call), **sizes)
+            Axes(workload, count=count, step=f"{name} {n}", **dict(call), **sizes)
             for call, count in calls.items()
         ]
     return sweeps, ", ".join(dict.fromkeys(left_out))

@@ -154,7 +154,9 @@ def svg_of(figure: Figure) -> bytes:
     canvas: Any = FigureCanvasSVG(figure)
     drawn = io.BytesIO()
     canvas.print_svg(drawn, metadata={"Date": None, "Creator": "attnbench"})
-    return re.sub(rb"(?<=\d\.\d\d)\d+|[\0-\x08\x0b-\x1f]", b"", drawn.getvalue())
+    places = re.compile(rb"(?<=\d\.\d\d)\d+")  # of tags alone: texts have figures
+    svg = re.sub(rb"<[^>]*>", lambda tag: places.sub(b"", tag[0]), drawn.getvalue())
+    return re.sub(rb"[\0-\x08\x0b-\x1f]", b"", svg)
 
 
 @dataclass(frozen=True)

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
+from matplotlib.figure import Figure
 
 from attnbench.analysis import table
 from attnbench.analysis.crossovers import Crossover, crossovers
 from attnbench.analysis.scaling.results import Scaling
+from attnbench.analysis.table import Ratio
 from attnbench.base.parameters import base_name
 from attnbench.base.registry import require
 from attnbench.errors import StoreError, UsageError
-from attnbench.report import exponents, figures, lines, models, roofline, tradeoff
+from attnbench.report import axes, exponents, figures, lines, models, roofline, tradeoff
 from attnbench.report.charts import CHARTS
-from attnbench.report.document import Picture
-from attnbench.report.figures import Size, Sketch
+from attnbench.report.document import Picture, Value
+from attnbench.report.figures import FigureKind, Row, Size, Sketch
 from attnbench.report.looks import looks_of
+from attnbench.report.render import written
 from attnbench.store.runs import Run
 
 NAMES = (*CHARTS.names(), tradeoff.TRADEOFF.name)
 PAPER: Any = {"font.size": 7.5, "axes.titlesize": 7.5, "axes.labelsize": 7.5}
+Call = tuple[str, Mapping[str, Ratio]]
 UNDATED: Any = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
 
 
@@ -60,6 +64,59 @@ def draw_growth(scaling: Scaling, folder: Path) -> list[Picture]:
             *models.sketches(scaling.models, looks),
         ]
         return [sketch.save(folder) for sketch in found]
+
+
+CANDIDATES = FigureKind(
+    name="candidates", title="Candidates",
+    reading="How many times as fast as the default each candidate is, in rounds that both were"
+    " timed in; whiskers are 95 % intervals. Right of the dashed line it is faster.",
+)  # fmt: skip
+MOST_CALLS = 12  # panels
+
+
+def draw_candidates(default: str, calls: Sequence[Call], folder: Path) -> list[Picture]:
+    """Draw a bar with whiskers for each candidate of each call.
+
+    A call is its name and, by implementation, the default's time / that, with its interval.
+    """
+    looks = looks_of({default} | {name for _, ratios in calls for name in ratios})
+    ordered = [
+        (
+            title,
+            sorted({**ratios, default: (1.0, None, None)}.items(), key=lambda x: -(x[1][0] or 0)),
+        )
+        for title, ratios in calls[:MOST_CALLS]
+    ]
+    texts = [
+        [f"{name}: {written.value(Value(of[0], 'ratio', *of[1:]))}" for name, of in rows]
+        for _, rows in ordered
+    ]
+
+    def draw(size: Size) -> Figure:
+        rows = [
+            [
+                Row(figures.short(name), written.value(Value(of[0], "ratio")), looks[name].colour)
+                for name, of in each
+            ]
+            for _, each in ordered
+        ]
+        figure, found = figures.row_panels(rows, size, figures.WIDE)
+        most = max(end or 0.0 for _, each in ordered for _, of in each for end in of)
+        for ax, (title, each) in zip(found, ordered, strict=True):
+            ax.set_title(title, loc="left", pad=5, color=figures.INK)
+            ax.set_xlim(0, 1.05 * most)
+            ax.set_xlabel(f"times as fast as {default}")
+            ax.axvline(1.0, **axes.DASHED)
+            for y, (name, (value, low, high)) in enumerate(each):
+                ax.barh(y, value or 0.0, height=0.6, color=looks[name].colour, alpha=0.55)
+                if low is not None and high is not None:
+                    ax.hlines(y, low, high, figures.INK, linewidth=1.2)
+        return figure
+
+    left_out = max(0, len(calls) - MOST_CALLS)
+    sketch = Sketch(kind=CANDIDATES, draw=draw, alt=list(chain(*texts)), left_out=left_out)
+    with figures.styled():
+        return [sketch.save(folder)]
 
 
 def draw_for_paper(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from attnbench.errors import UsageError
+from attnbench.machine.host import is_here
 from attnbench.report.document import Document
 from attnbench.store.folder import GATE, SWEEP, RunFolder
 
@@ -18,15 +19,20 @@ def stored(run: str, output: Path, baseline: str | None = None) -> tuple[Path, D
     """
     found = RunFolder.find(run, output, SWEEP, GATE)
     if found.kind is SWEEP:
-        from attnbench.report.documents import sweep
+        from attnbench.report.documents import advise, sweep
         from attnbench.store.runs import load_run
 
-        return found.path, sweep.document(load_run(found.path), baseline)
+        loaded = load_run(found.path)
+        advised = loaded.info.get("options", {}).get("command") == "advise" and not baseline
+        if not advised:
+            return found.path, sweep.document(loaded, baseline)
+        here = is_here(loaded.shared(loaded.environments))
+        return found.path, advise.document(loaded, here=here)
     if baseline:
         raise UsageError(f"{found.path} is a gate, which has a base of its own; drop --baseline")
     from attnbench.gate.decide.stored import load_gate
     from attnbench.gate.decide.verdict import decide
     from attnbench.report.documents import gate
 
-    loaded = load_gate(found.file)
-    return found.path, gate.document(loaded, decide(loaded))
+    rounds = load_gate(found.file)
+    return found.path, gate.document(rounds, decide(rounds))

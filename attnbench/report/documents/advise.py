@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ from attnbench.report.documents import sweep
 from attnbench.schema.axes import AXES
 from attnbench.schema.case import DEFAULTS, FOLLOWS, Case
 from attnbench.store.runs import Run
-from attnbench.theory.choices import DEFAULT, TRANSFORMERS, WORDS
+from attnbench.theory.choices import DEFAULT, TRANSFORMERS, WORDS, can_have
 from attnbench.theory.traits import case_label
 
 SIGNS: dict[Verdict, doc.Sign] = {
@@ -65,7 +66,9 @@ def document(
     code = ExitCode.OK if {each.verdict for each in found} - {"open"} else ExitCode.INCONCLUSIVE
     code = code if wrong.empty else ExitCode.FINDING
     own = frame[frame["case_id"].isin([each.case.case_id for each in found])]
-    pages, keep = fresh(run, own)
+    ids = {each.case.case_id: each.best["impl"] for each in found}
+    in_use = (own["impl"] == DEFAULT) | (own["impl"] == own["case_id"].map(ids))
+    pages, keep = fresh(run, own[in_use])
     return doc.Document(
         kind="advise", created=run.info.get("created") or "",
         exit_code=ExitCode.INTERRUPTED if interrupted else code,
@@ -73,11 +76,12 @@ def document(
         about=[*[ELSEWHERE] * (not here), *_sentences(run, frame, found, asked),
                *[pages] * bool(pages), " · ".join(sweep.head(run, own))],
         sections=[
-            doc.Section("Which attention", list(_table(found))),
+            doc.Section("Which attention", [*_table(found), *_figure(found)]),
             doc.Section("What to change", list(_words(found))),
             doc.Section("Without another kernel", list(_changes(run, found))),
-            doc.Section("Why", list(_why(found))),
-            doc.Section("Everything tried", list(_tried(run, own)), folded=len(found) > SAID),
+            doc.Section(f"What {DEFAULT} runs on", list(_backends(found))),
+            doc.Section("Everything tried", list(_tried(run, own, found)),
+                        folded=len(found) > SAID),
             doc.Section("Not measured", list(_declined(run))),
         ],
         commands=[*[("keep", keep)] * bool(keep), ("records", str(run.path / "records.jsonl")),
@@ -113,7 +117,8 @@ def _name(advice: Advice, found: Sequence[Advice]) -> str:
     texts = (x.text(own) for n, x in AXES.items() if any(row[n] != own[n] for row in rows))
     step = "" if advice.step == "call" else advice.step
     count = f"{advice.count} ×" * (advice.count > 1)
-    return " ".join(filter(None, (count, step, *texts))) or "this call"
+    named = " ".join(filter(None, (step, *texts))) or "this call"
+    return f"{count} {named}".strip()
 
 
 def _sentences(
@@ -133,7 +138,7 @@ def _sentences(
         for other in each.rows[each.rows["impl"].isin(each.uneven)].to_dict("records"):
             yield f"Not advised: {other['impl']}: {str(other['notes']).partition(';')[0]}."
         yield from built_sentences(each.rows[each.rows["impl"] == each.best["impl"]])
-        share = analysis.layer_share(run, frame, each)
+        share = None if each.lacks else analysis.layer_share(run, frame, each)
         if share is not None and each.verdict == "switch":
             yield doc.sentence(
                 f"With {DEFAULT} the call is {{share}} of its layer's time: the change saves"
@@ -168,6 +173,11 @@ def _sentence(each: Advice) -> str:
     best, high = str(each.best["impl"]), each.regret[2]
     tried = int(each.rows["time_us"].notna().sum())
     level = f" (level: {', '.join(each.level)})" if each.level else ""
+    if each.lacks:
+        return (
+            f"{DEFAULT} has no {each.lacks}; of those that can be written with it {best} is the"
+            f" fastest{level}; these are times without it"
+        )
     if each.default is None:
         row = each.rows[each.rows["impl"] == DEFAULT]
         why = "not measured" if row.empty else f"{row['status'].iloc[0]}: {row['reason'].iloc[0]}"
@@ -206,7 +216,7 @@ def _table(found: Sequence[Advice]) -> Iterator[doc.Part]:
             for row in (each.best, each.default)
         ]
         sure = {"switch": "sure", "keep": "sure"}.get(each.verdict, each.verdict)
-        if each.verdict == "keep" and each.untried:
+        if each.untried and (each.verdict == "keep" or each.lacks):
             sure = f"of {int(each.rows['time_us'].notna().sum())} tried"
         name, best = _name(each, found), doc.Value(str(each.best["impl"]), "impl")
         rows.append([
@@ -221,6 +231,17 @@ def _table(found: Sequence[Advice]) -> Iterator[doc.Part]:
         spare = ("default_memory", "memory")
         yield doc.Table(columns=columns, rows=rows, intervals={"costs": "95 % CI"}, spare=spare)
         yield doc.Text([COSTS], quiet=True)
+
+
+def _figure(found: Sequence[Advice]) -> Iterator[doc.Part]:
+    """The candidates of each call, by the default's time / theirs."""
+    calls = [
+        (_name(each, found), {str(name): ratio for name, ratio in each.ratios.items() if ratio[0]})
+        for each in found
+        if each.default is not None
+    ]
+    if calls := [call for call in calls if call[1]]:
+        yield doc.Figure(title="Candidates", draw="pages.draw_candidates", of=(DEFAULT, calls))
 
 
 def _words(found: Sequence[Advice]) -> Iterator[doc.Part]:
@@ -261,7 +282,7 @@ def _changes(run: Run, found: list[Advice]) -> Iterator[doc.Part]:
         yield doc.Text([f"No difference was seen between {'; '.join(others)}."], quiet=True)
 
 
-def _why(found: Sequence[Advice]) -> Iterator[doc.Part]:
+def _backends(found: Sequence[Advice]) -> Iterator[doc.Part]:
     """The backend that SDPA took by itself, and torch's reason where that is its math path."""
     calls: dict[str, list[str]] = {}
     for each in found:
@@ -273,13 +294,32 @@ def _why(found: Sequence[Advice]) -> Iterator[doc.Part]:
             calls.setdefault(taken, []).append(_name(each, found))
     for taken, of in calls.items():
         where = ", ".join(of) if len(of) <= SAID else f"{len(of)} calls"
-        yield doc.Text([f"{DEFAULT} runs on the {taken} backend: {where}"])
+        yield doc.Text([f"the {taken} backend" + f": {where}" * (len(found) > 1)])
 
 
-def _tried(run: Run, own: pd.DataFrame) -> Iterator[doc.Part]:
-    """All rows of the calls, and what has no time, but for what another device has."""
+def _tried(run: Run, own: pd.DataFrame, found: Sequence[Advice]) -> Iterator[doc.Part]:
+    """All rows of the calls, and what has no time, but for what another device has.
+
+    Ratios are those of the advice; bold is what to use.
+    """
+    own = own.assign(behind=float("nan"), speedup_reason=None)
+    for each in found:
+        rows = own["case_id"] == each.case.case_id
+        own.loc[rows & (own["impl"] == each.pick["impl"]), "behind"] = 1.0
+        for name, ratio in each.ratios.items():
+            ends = ["speedup", "speedup_low", "speedup_high"]
+            own.loc[rows & (own["impl"] == name), ends] = [
+                math.nan if x is None else x for x in ratio
+            ]
     if (own["status"] == "ok").any():
-        yield from sweep.results_table(own[own["status"] == "ok"], label_axes(own))
+        shown = own[own["status"] == "ok"]
+        calls = {each.case.case_id: _name(each, found) for each in found}
+        yield from sweep.results_table(shown, label_axes(own), calls, without=("behind",))
+    for lacks in dict.fromkeys(each.lacks for each in found if each.lacks):
+        names = dict.fromkeys(own.loc[own["status"] == "ok", "impl"])
+        able = [name for name in names if can_have(lacks, name)]
+        without = ", ".join(name for name in names if name not in able)
+        yield doc.Text([f"Can be written with {lacks}: {', '.join(able)}; not: {without}."])
     infos = run.info.get("implementations") or ()
     device = run.shared(run.environments).get("device")
     elsewhere = [each["name"] for each in infos if device not in each.get("devices", [device])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -188,15 +188,16 @@ def _headers(frame: pd.DataFrame) -> dict[str, str]:
 
 
 def results_table(
-    frame: pd.DataFrame, names: Mapping[str, list[str]], **more: Any
-) -> Iterator[doc.Part]:
-    """Rows of the records table as people read them, each case once.
+    frame: pd.DataFrame, names: Mapping[str, list[str]], titles: Mapping[str, str] = {},
+    without: Collection[str] = (), **more: Any,
+) -> Iterator[doc.Part]:  # fmt: skip
+    """Rows of the records table as people read them, each case once, by its title or its axes.
 
     Without columns that say nothing; what is the same in all rows follows in a line.
     """
-    heads = {"case": "case"} | _headers(frame)
+    heads = {"case": "case"} | {n: h for n, h in _headers(frame).items() if n not in without}
     rows: list[dict[str, doc.Cell]] = [
-        {"case": heading(row, names[row["workload"]])}
+        {"case": titles.get(row["case_id"]) or heading(row, names[row["workload"]])}
         | {name: value(row) for name, (_, _, value) in SUMMARY.items()}
         for row in frame.to_dict("records")
     ]
@@ -279,6 +280,8 @@ def _packed(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
     for row in frame.to_dict("records"):
         padded = cells[row["case_id"], row["impl"]]
         case = padded.cell.case
+        if case.seq_len == 1:
+            continue  # a static cache, whose other form is the cache cut to its tokens
         packed = cells.get((case.unpadded.case_id, row["impl"]))
         if packed is None or packed is padded or not (padded.samples or packed.samples):
             continue
