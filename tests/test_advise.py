@@ -12,11 +12,12 @@ from msgspec import structs
 from attnbench.analysis import table
 from attnbench.analysis.advice import advices, changes
 from attnbench.base import units
-from attnbench.execution import session
+from attnbench.execution import advising, session
+from attnbench.execution.process import Settings
 from attnbench.machine.host import is_here
 from attnbench.planning.advice import TIMING, by_share
 from attnbench.planning.forecast import Forecast
-from attnbench.planning.plan import Job
+from attnbench.planning.plan import Job, make_plan
 from attnbench.report.documents import stored
 from attnbench.report.documents.advise import document
 from attnbench.report.render import rendered
@@ -189,11 +190,18 @@ def test_a_call_is_measured_within_the_budget_and_then_known(cli, here):
     run = load_run(here / "results" / "one")
     assert {record.status for record in run.records} == {"ok"}
     assert all(len(record.samples) >= 7 for record in run.records), "too few for an interval"
+    assert {record.metrics["l2"] for record in run.records} == {"cold"}, "as a step leaves it"
     again = cli(*ASKED)
     assert "from results/one, measured on this machine" in again.output
     assert len(list((here / "results").iterdir())) == 1
     answer = json.loads(cli("advise", "one", "--json").stdout)
     assert answer["conclusion"]["verdict"]
+    settings = Settings(l2="step")
+    plan = make_plan(run.cells, {})
+    assert advising.stored(plan, [run.path], settings) == run.path
+    warm = [replace(r, metrics=r.metrics | {"l2": "warm"}) for r in run.records]
+    other = synthetic.write_run(here, "warm", warm, {"plan": run.info["plan"]})
+    assert advising.stored(plan, [other], settings) is None, "a warm cache is no step's"
 
 
 def test_what_is_interrupted_says_what_is_known(cli, here, monkeypatch):

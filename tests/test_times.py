@@ -159,6 +159,14 @@ def test_fewer_than_three_samples_have_no_interval():
     assert times.time_us(on_cpu([(100.0, 100.0)] * 2)) == 100.0
 
 
+def test_of_cold_calls_the_fastest_may_not_have_been_cold():
+    warm = on_cpu([(60.0, 60.0), *[(100.0 + i, 100.0 + i) for i in range(10)]])
+    cold = replace(warm, metrics=warm.metrics | {"l2": "cold"})
+    assert times.time_us(warm) == 60.0
+    assert times.time_us(cold) == pytest.approx(104, abs=1)
+    assert (times.interval_us(cold) or (0, 0))[0] > 99
+
+
 # Precision.
 
 

@@ -66,14 +66,19 @@ def time_us(record: Record) -> float | None:
 
     On a CPU the low end: the fastest sample that other work left alone, by two clocks; without
     three of these, or a second clock (several threads), the least that does not stand alone
-    (`robust_least`). Over several processes their median. On a GPU, and in runs from before a
-    core's speed was recorded, the median of the observations.
+    (`robust_least`). Over several processes their median. On a GPU, with a cold cache, and in runs
+    from before a core's speed was recorded, the median of the observations.
     """
     if not record.samples:
         return None
-    if "probe_us" not in record.metrics:
+    if _by_median(record):
         return median(observations_us(record))
     return median(low_end(record, samples)[0] for samples in by_process(record))
+
+
+def _by_median(record: Record) -> bool:
+    """Whether the fastest sample says little: of cold ones it may be one that was not cold."""
+    return "probe_us" not in record.metrics or record.metrics.get("l2") == "cold"
 
 
 def clock(record: Record) -> str | None:
@@ -100,7 +105,7 @@ def interval_us(record: Record) -> Interval | None:
     if not record.samples:
         return None
     processes = by_process(record)
-    if "probe_us" not in record.metrics:
+    if _by_median(record):
         found = observations_us(record)
         return processes_interval(found) if len(processes) > 1 else median_interval(found)
     if min(map(len, processes)) < FEWEST:

@@ -15,7 +15,7 @@ from attnbench.base.stats import CLOSE, median
 from attnbench.errors import StoreError, UsageError
 from attnbench.planning.advice import by_share
 from attnbench.planning.forecast import Forecast
-from attnbench.planning.plan import Job, Plan, jobs_of
+from attnbench.planning.plan import Job, Plan, jobs_of, reads_cache
 from attnbench.schema.record import Cell, Record
 from attnbench.store.runs import load_run
 from attnbench.theory.choices import DEFAULT
@@ -29,13 +29,21 @@ _FIRST = 0.75  # of the time that is left, for the first process: the second nee
 
 
 def stored(plan: Plan, runs: Iterable[Path], settings: Settings) -> Path | None:
-    """The first of these runs that tried all that is asked of every call; None of files."""
+    """The first of these runs that tried all that is asked of every call; None of files.
+
+    What read its cache warm does not answer for a step.
+    """
     counts = Counter(cell.case.case_id for cell in plan.cells)
     asked = {cell.key for cell in plan.cells if counts[cell.case.case_id] > 1}
     defaults = {(case_id, DEFAULT) for case_id, _ in asked}
     for path in () if settings.files else runs:
         with contextlib.suppress(StoreError):  # a damaged one is not what was asked about
-            known = {record.cell.key: record for record in load_run(path).records}
+            known = {
+                record.cell.key: record
+                for record in load_run(path).records
+                if not (record.samples and settings.l2 == "step" and reads_cache(record.cell.case))
+                or record.metrics.get("l2") == "cold"
+            }
             if asked <= known.keys() and all(known[key].samples for key in defaults):
                 return path
     return None

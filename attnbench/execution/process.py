@@ -31,7 +31,7 @@ from attnbench.schema.messages import Event, Heartbeat, WorkerConfig
 Count = Annotated[int, Meta(ge=1)]
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
 Device = Annotated[str, Meta(pattern="^(auto|cpu|cuda)$", description="auto, cpu, cuda")]
-L2 = Annotated[str, Meta(pattern="^(cold|warm)$", description="cold, warm")]
+L2 = Annotated[str, Meta(pattern="^(cold|warm|step)$", description="cold, warm, step")]
 Timer = Annotated[str, Meta(pattern="^(events|graph)$", description="events, graph")]
 
 
@@ -62,7 +62,7 @@ class Settings:
     max_time_s: Positive = 1.0
     timeout_s: Positive = 300.0
     processes: Count = 1
-    l2: L2 | None = None  # None: cold on a GPU alone
+    l2: L2 | None = None  # None: cold on a GPU alone; step: and where a call reads a KV cache
     timer: Timer | None = None  # on a GPU
     energy: bool = False
     memory_limit: str = "90%"  # see `machine.facts.limit_memory`

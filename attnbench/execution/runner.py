@@ -19,7 +19,7 @@ from attnbench.execution.ceilings import exceeded, keep, recalled
 from attnbench.execution.events import Warned, Working
 from attnbench.execution.process import CAN_FORK, GarbledError, Server, Settings, Worker, ending
 from attnbench.execution.supervision import Death, Key, Outcome, Supervision
-from attnbench.planning.plan import Job
+from attnbench.planning.plan import Job, reads_cache
 from attnbench.schema import messages
 from attnbench.schema.case import Case
 from attnbench.schema.messages import CellMeasured, CellProfiled, Check, Measure
@@ -304,6 +304,8 @@ class LocalRunner(Executor):
             groups += [tuple(left)] if left else []
         fields = set(Measure.__struct_fields__) - {"groups", "oom", "limit_s"}
         settings = {name: getattr(self.settings, name) for name in fields}
+        if settings["l2"] == "step":  # what else the step reads has evicted the cache of keys
+            settings["l2"] = "cold" if reads_cache(job.cases[0][0]) else None
         if job.until < math.inf:
             ends = {"race_s": job.timed_until, "limit_s": job.until}
             now = time.perf_counter()

@@ -93,6 +93,8 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
     """
     if request.name is not None:
         check_name(request.name)
+    if request.settings.l2 is None and any(axes.step for axes in request.sweeps):
+        request = replace(request, settings=replace(request.settings, l2="step"))
     with _executor(request.settings, request.ray) as runner:
         if request.left_out:
             yield Warned(f"the cases leave out what the model has: {request.left_out}")

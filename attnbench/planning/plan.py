@@ -176,15 +176,20 @@ def groups_of(cells: Iterable[Cell]) -> list[Group]:
     return [tuple(group) for group in groups.values()]
 
 
+def reads_cache(case: Case) -> bool:
+    """Whether the core is given more keys than queries: those of a KV cache."""
+    return case.seq_len < case.kv_len
+
+
 def jobs_of(cells: Iterable[Cell]) -> Iterator[Job]:
     """Groups of one workload, pass, dtype and number of threads share processes.
 
-    In each the small ones come first.
+    Those that read a cache have processes of their own. In each the small ones come first.
     """
-    similar: dict[tuple[str, str, str, int], list[Group]] = {}
+    similar: dict[tuple[Any, ...], list[Group]] = {}
     for group in groups_of(cells):
         case = group[0][0]
-        alike = case.workload, case.pass_, case.dtype, case.threads
+        alike = case.workload, case.pass_, case.dtype, case.threads, reads_cache(case)
         similar.setdefault(alike, []).append(group)
     for own in similar.values():
         own.sort(key=lambda group: work(group[0][0]))

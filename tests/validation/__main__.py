@@ -177,6 +177,19 @@ PARTS = (
         ),
     ),
     Part(
+        name="steps",
+        doc="""Hold a decode call, timed alone with a cold cache, against the same inside a step.
+
+        The step has a Llama's shapes, at a 7B's width and at an eighth of it, grouped heads and
+        caches of 4096. Exits 1 where a call is more than 15 % off, or an order is wrong. 3 minutes.
+        """,
+        options=(
+            _count("--layers", 8, "Of the model.", 1),
+            _count("--rounds", 12, "In which step and calls take turns.", 1),
+        ),
+        kept=False,
+    ),
+    Part(
         name="costs",
         doc="""Check random tiny cells over all axes, their FLOPs and memory, and random sweeps.
 

@@ -27,7 +27,7 @@ def cli(tmp_path) -> Cli:
     """`cli("laws", "--draws", 8)` runs `python -m tests.validation` in this process."""
 
     def call(part: str, *args: object) -> Any:
-        kept = () if part in ("costs", "store") else ("--output", tmp_path, "--name", "a")
+        kept = () if part in ("costs", "store", "steps") else ("--output", tmp_path, "--name", "a")
         return CliRunner().invoke(main, [part, *map(str, (*args, *kept))])
 
     return call
@@ -166,3 +166,11 @@ def test_costs_that_contradict_the_sizes_are_said(odd, said):
     } | odd  # fmt: skip
     found = costs.off(metrics)
     assert (found is None) if said is None else (said in str(found))
+
+
+def test_a_step_is_timed_beside_its_calls(cli, monkeypatch):
+    monkeypatch.setattr("tests.validation.steps.WIDTHS", {512: 64})
+    monkeypatch.setattr("tests.validation.steps.CONTEXT", 16)
+    ended = cli("steps", "--layers", 1, "--rounds", 1)
+    assert ended.exit_code in (0, 1), "whether it is within 15 % hangs on the machine"
+    assert "sdpa-grouped, width 512" in ended.output
