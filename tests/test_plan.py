@@ -19,7 +19,7 @@ from attnbench.schema.record import Cell
     ("text", "sizes"),
     [
         ("128", [128]), ("128,64,128", [128, 64]), ("128..1024", [128, 256, 512, 1024]),
-        ("1..1", [1]), ("7,128..256", [7, 128, 256]),
+        ("1..1", [1]), ("7,128..256", [7, 128, 256]), ("2k, 512..1k", [2048, 512, 1024]),
     ],
 )  # fmt: skip
 def test_lists_are_commas_and_doublings(text, sizes):
@@ -34,6 +34,17 @@ def test_threads_are_an_axis_of_a_cpu_and_all_is_what_torch_takes():
     for wrong in ("0", "2000", "some"):
         with pytest.raises(UsageError, match="--threads"):
             parse_threads(wrong, "--threads")
+
+
+def test_axes_read_texts_as_flags_do_and_leave_each_name_of_several_whole():
+    axes = Axes(seq_lens="1k..4k", masks="causal,window:64", impls="naive, sdpa", heads=2)
+    assert axes == Axes(
+        seq_lens=(1024, 2048, 4096),
+        masks=("causal", "window:64"),
+        impls=("naive", "sdpa"),
+        heads=[2],
+    )
+    assert Axes(impls=["a,b:mine"]).impls == ("a,b:mine",)  # of the file a,b.py
 
 
 def cells(*cases: Case, impls: tuple[str, ...] = ("naive", "sdpa")) -> list[Cell]:

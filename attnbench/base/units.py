@@ -264,7 +264,7 @@ _MOST_DIGITS = 20  # Python refuses to read numbers of thousands of digits
 
 
 def parse_sizes(text: str, flag: str) -> list[int]:
-    """Read `128,256,1024` or `128..8192` (doubling), or a mix; duplicates are dropped."""
+    """Read `128,256,1k` or `128..8k` (doubling, k = 1024), or a mix; duplicates are dropped."""
     sizes: list[int] = []
     for part in parse_names(text, flag):
         first, dots, last = part.partition("..")
@@ -363,14 +363,15 @@ def _number(text: str) -> float | None:
 
 
 def _size(text: str, part: str, flag: str) -> int:
-    digits = text.strip()
+    digits = text.strip().removesuffix("k")
     if not (digits.isascii() and digits.isdecimal()) or not digits.strip("0"):
         raise UsageError(
-            f"{flag} takes whole numbers of at least 1, such as 128,256 or 128..8192, not {part!r}"
+            f"{flag} takes whole numbers of at least 1, such as 128,256 or 1k..8k, not {part!r}"
         )
-    if len(digits) > _MOST_DIGITS or int(digits) > _LARGEST:
+    unit = 1024 if text.strip().endswith("k") else 1
+    if len(digits) > _MOST_DIGITS or int(digits) * unit > _LARGEST:
         raise UsageError(f"{flag} is at most 2^40, not {part[:40]!r}")
-    return int(digits)
+    return int(digits) * unit
 
 
 def _doubling(start: int, end: int, flag: str) -> list[int]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 from attnbench.base.parameters import base_name, meant, read_name, read_parameters
 from attnbench.base.registry import Registry, require
-from attnbench.base.units import parse_sizes
+from attnbench.base.units import parse_names, parse_sizes
 from attnbench.errors import UsageError
 from attnbench.schema.axes import AXES, KEYWORDS
 from attnbench.schema.case import Case, Device, parse_mask, parse_position
@@ -28,16 +29,17 @@ GROUPS_PER_JOB = 10
 
 @dataclass(frozen=True, init=False)
 class Axes:
-    """What one sweep multiplies out: `Axes(seq_lens=(128, 256), impls=("naive",))`.
+    """What one sweep multiplies out: `Axes(seq_lens=(128, 256), impls="naive,sdpa")`.
 
     `values` are those of the axes that are given, by keyword; the others follow, or have their
-    defaults. `impls` None means all. Widths E without `head_dims` keep the heads, and D = E/H; with
-    `head_dims` and without `heads` they keep D, and H = E/D. `threads` are those of a CPU;
-    `ALL_THREADS` stands for as many as torch takes by itself. `count` is how often `step`, where
-    that has a name, makes each call.
+    defaults. A text is read as by the axis' flag. `impls` None means all. Widths E without
+    `head_dims` keep the heads, and D = E/H; with `head_dims` and without `heads` they keep D, and
+    H = E/D. `threads` are those of a CPU; `ALL_THREADS` stands for as many as torch takes by
+    itself. `count` is how often `step`, where that has a name, makes each call.
 
     Raises:
         UnknownNameError: there is no such axis.
+        UsageError: a text that its axis does not take.
     """
 
     workload: str
@@ -56,8 +58,8 @@ class Axes:
     ) -> None:
         known = ("workload", *KEYWORDS, "impls")
         require("axis", axes, known, "how to measure goes into settings={…}")
-        given = {name: _listed(value) for name, value in axes.items() if value is not None}
-        names = None if impls is None else _listed(impls)
+        given = {n: _listed(x, KEYWORDS[n].read) for n, x in axes.items() if x is not None}
+        names = None if impls is None else _listed(impls, partial(parse_names, flag="--impls"))
         own = {"workload": workload, "impls": names, "values": given, "count": count, "step": step}
         self.__dict__.update(own)
 
@@ -67,8 +69,9 @@ class Axes:
         return type(self)(**{**own, **self.values, **axes})
 
 
-def _listed(value: Any) -> tuple[Any, ...]:
-    return (value,) if isinstance(value, (str, int, float)) else tuple(value)
+def _listed(value: Any, read: Callable[[str], Iterable[Any]]) -> tuple[Any, ...]:
+    value = read(value) if isinstance(value, str) else value
+    return (value,) if isinstance(value, (int, float)) else tuple(value)
 
 
 # A case with the implementations to measure in it.

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.base.registry import Registry
-from attnbench.base.units import parse_names
 from attnbench.machine.host import AllocatorPolicy
 from attnbench.planning.plan import Axes
-from attnbench.schema.axes import KEYWORDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,16 +31,9 @@ class Preset:
 PRESETS: Registry[Preset] = Registry("preset", "--preset")
 
 
-def _axes(row: dict[str, str]) -> Axes:
-    """A sweep whose axes are written as their flags read them."""
-    texts = {name: text for name, text in row.items() if text}
-    workload, impls = texts.pop("workload", "attention"), texts.pop("impls", None)
-    values = {name: KEYWORDS[name].read(text) for name, text in texts.items()}
-    return Axes(workload, impls and parse_names(impls, "--impls"), **values)
-
-
-def _preset(*, sweeps: list[dict[str, str]], shared: dict[str, str], **rest: Any) -> Preset:
-    return Preset(sweeps=tuple(_axes(shared | row) for row in sweeps), **rest)
+def _preset(*, sweeps: list[dict[str, Any]], shared: dict[str, Any], **rest: Any) -> Preset:
+    rows = ({name: text for name, text in (shared | row).items() if text} for row in sweeps)
+    return Preset(sweeps=tuple(Axes(**row) for row in rows), **rest)
 
 
 for _name, _table in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items():
