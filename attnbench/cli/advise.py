@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -22,9 +20,6 @@ from attnbench.cli.options import (
     threads_option,
 )
 from attnbench.errors import UsageError
-
-if TYPE_CHECKING:
-    from attnbench.execution.session import SweepRequest
 
 _OF_A_RUN = ("run", "output", "format_", "as_json", "quiet")
 
@@ -53,9 +48,9 @@ def advise(**options: Any) -> None:
     """
     from attnbench.cli.progress import AdviceDisplay
     from attnbench.execution import session
+    from attnbench.execution.advice import advice_request
     from attnbench.execution.events import follow
     from attnbench.machine.host import is_here
-    from attnbench.planning.plan import steps_of
     from attnbench.report.documents.advise import document
     from attnbench.store.runs import load_run
 
@@ -65,7 +60,13 @@ def advise(**options: Any) -> None:
         run = found_run(options["run"], options["output"])
         here = is_here(run.shared(run.environments))
         raise SystemExit(show(document(run, here=here), options))
-    request = _request(options)
+    request = advice_request(
+        {name: options[name] for name in AXIS_FIELDS}
+        | {"threads": options["threads"] and (options["threads"],)},
+        {name: options[name] for name in ("model", "step", "tokens", "case", "cases")},
+        options["files"], options["budget_s"], {name: options[name] for name in ("device", "seed")},
+        output=options["output"], name=options["name"], stored="budget_s" not in given(),
+    )  # fmt: skip
     with AdviceDisplay(quiet=options["quiet"]) as display:
         try:
             path = follow(session.sweep(request), display.show)
@@ -78,50 +79,5 @@ def advise(**options: Any) -> None:
     run = load_run(path)
     if display.path is None:
         say(f"from {path}, measured on this machine; --budget 3m measures again", err=True)
-    environment = run.shared(run.environments)
-    asked = steps_of(request.sweeps, environment["device"], environment["threads"])
+    asked = request.steps(run.shared(run.environments))
     raise SystemExit(show(document(run, asked), options))
-
-
-def _request(options: dict[str, Any]) -> SweepRequest:
-    from attnbench.execution.process import Settings
-    from attnbench.execution.session import SweepRequest
-    from attnbench.planning.advice import beside, kernels_alone
-    from attnbench.planning.models import asked_sweeps
-    from attnbench.planning.plan import Axes
-    from attnbench.theory.choices import DEFAULT, WORDS
-
-    axes = {name: options[name] for name in AXIS_FIELDS}
-    own = {name: options[name] for name in ("model", "step", "tokens", "case", "cases")}
-    axes["threads"] = options["threads"] and (options["threads"],)
-    asked, left_out = asked_sweeps((Axes(),), axes, **own)
-    sweeps, budget_s = kernels_alone(asked), options["budget_s"]
-    main = [
-        each.having(
-            impls=dict.fromkeys((*(each.impls or WORDS), DEFAULT)), step=each.step or "call"
-        )
-        for each in sweeps
-    ]
-    layers: tuple[Axes, ...] = ()
-    if own["model"] and not options["workload"]:
-        workload = "decode" if own["step"] == "decode" else "layer"
-        with contextlib.suppress(UsageError):  # a layer that has no case, as of latents
-            layers, _ = asked_sweeps((), {**axes, "workload": workload, "impls": None}, **own)
-    extra = [*beside(sweeps), *(a.having(impls=(DEFAULT,), count=0, step="") for a in layers)]
-    return SweepRequest(
-        sweeps=(*main, *extra),
-        left_out=left_out,
-        settings=Settings(
-            device=options["device"], seed=options["seed"], ceilings="none", precision=1e-9,
-            files=tuple(str(Path(file).resolve()) for file in options["files"]),
-            max_time_s=budget_s, race_s=budget_s, kept=(DEFAULT,),
-            reference_s=budget_s / 10,
-        ),
-        output=options["output"], name=options["name"], baseline=DEFAULT,
-        max_total_time_s=budget_s, stored="budget_s" not in given(),
-        options={
-            "command": "advise", "budget_s": budget_s,
-            **{name: str(v) if isinstance(v, Path) else v for name, v in {**own, **axes}.items()
-               if v},
-        },
-    )  # fmt: skip
