@@ -1,5 +1,10 @@
 """Exceptions that become one line on the terminal, and the exit codes of every command."""
 
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 
 
@@ -43,3 +48,23 @@ class WorkerError(AttnbenchError):
     """A worker process could not do what the runner needs before any cell can be measured."""
 
     exit_code = ExitCode.ENVIRONMENT
+
+
+# A flag, and the blank before its value: a number, in quotes or capitals, or the last word.
+_FLAG = re.compile(r"""(?<![\w-])--([a-z][a-z\d-]*)( (?=[\dA-Z'"]|[^\s,;:)]+(?:[,;:)]|$)))?""")
+
+
+@contextlib.contextmanager
+def in_keywords(words: Callable[[], Mapping[str, str]]) -> Iterator[None]:
+    """Let errors name keywords, those of `words()`: `seq_lens=…`, where they name `--seq-lens`."""
+    try:
+        yield
+    except AttnbenchError as err:
+        known = words()
+
+        def keyword(flag: re.Match[str]) -> str:
+            word = known.get(flag[1].replace("-", "_"))
+            return f"{word}={'' if flag[2] else '…'}" if word else flag[0]
+
+        err.args = (_FLAG.sub(keyword, str(err)),)
+        raise

@@ -47,10 +47,10 @@ def advise(**options: Any) -> None:
     decided.
     """
     from attnbench.cli.progress import AdviceDisplay
-    from attnbench.execution import session
-    from attnbench.execution.advice import advice_request
+    from attnbench.execution import advising, session
     from attnbench.execution.events import follow
     from attnbench.machine.host import is_here
+    from attnbench.planning.plan import steps_of
     from attnbench.report.documents.advise import document
     from attnbench.store.runs import load_run
 
@@ -60,9 +60,8 @@ def advise(**options: Any) -> None:
         run = found_run(options["run"], options["output"])
         here = is_here(run.shared(run.environments))
         raise SystemExit(show(document(run, here=here), options))
-    request = advice_request(
-        {name: options[name] for name in AXIS_FIELDS}
-        | {"threads": options["threads"] and (options["threads"],)},
+    request = advising.request(
+        {name: options[name] for name in (*AXIS_FIELDS, "threads")},
         {name: options[name] for name in ("model", "step", "tokens", "case", "cases")},
         options["files"], options["budget_s"], {name: options[name] for name in ("device", "seed")},
         output=options["output"], name=options["name"], stored="budget_s" not in given(),
@@ -79,5 +78,6 @@ def advise(**options: Any) -> None:
     run = load_run(path)
     if display.path is None:
         say(f"from {path}, measured on this machine; --budget 3m measures again", err=True)
-    asked = request.steps(run.shared(run.environments))
+    environment = run.shared(run.environments)
+    asked = steps_of(request.sweeps, environment["device"], environment["threads"])
     raise SystemExit(show(document(run, asked), options))

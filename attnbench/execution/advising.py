@@ -1,4 +1,4 @@
-"""Advice measured within a budget: which stored run will do, what fits, and how long each races."""
+"""Advice measured within a budget: what is asked for, which stored run will do, and what fits."""
 
 from __future__ import annotations
 
@@ -8,24 +8,60 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnbench.base import units
 from attnbench.base.stats import CLOSE, median
 from attnbench.errors import StoreError, UsageError
-from attnbench.planning.advice import by_share
+from attnbench.execution.process import Settings
+from attnbench.planning.advice import beside, by_share, kernels_alone
 from attnbench.planning.forecast import Forecast
-from attnbench.planning.plan import Job, Plan, jobs_of, reads_cache
+from attnbench.planning.models import asked_sweeps
+from attnbench.planning.plan import Axes, Job, Plan, jobs_of, reads_cache
 from attnbench.schema.record import Cell, Record
 from attnbench.store.runs import load_run
-from attnbench.theory.choices import DEFAULT
+from attnbench.theory.choices import DEFAULT, WORDS
 
 if TYPE_CHECKING:
-    from attnbench.execution.process import Settings
+    from attnbench.execution.session import SweepRequest
 
 _START_S = 1.0  # of the processes of a group, beside what the forecast has
 _CALLS_S = 5.0  # in which a small call can be checked and timed
 _FIRST = 0.75  # of the time that is left, for the first process: the second needs some
+
+
+def request(
+    axes: Mapping[str, Any], calls: Mapping[str, Any], files: Iterable[str | Path],
+    budget_s: float, settings: Mapping[str, Any], **more: Any,
+) -> SweepRequest:  # fmt: skip
+    """The sweep of the calls asked for, the default beside each, and the layers around them.
+
+    `axes` and `calls` are for `asked_sweeps`, which says what is raised; `more` is of the request.
+    """
+    from attnbench.execution.session import SweepRequest  # which imports this module
+
+    asked, left_out = asked_sweeps((Axes(),), axes, **calls)
+    sweeps = kernels_alone(asked)
+    main = [
+        a.having(impls=dict.fromkeys([*(a.impls or WORDS), DEFAULT]), step=a.step or "call")
+        for a in sweeps
+    ]
+    layers: tuple[Axes, ...] = ()
+    if calls["model"] and not axes["workload"]:
+        workload = "decode" if calls["step"] == "decode" else "layer"
+        with contextlib.suppress(UsageError):  # a layer that has no case, as of latents
+            layers, _ = asked_sweeps((), {**axes, "workload": workload, "impls": None}, **calls)
+    extra = [*beside(sweeps), *(a.having(impls=(DEFAULT,), count=0, step="") for a in layers)]
+    given = {n: str(x) if isinstance(x, Path) else x for n, x in {**calls, **axes}.items() if x}
+    return SweepRequest(
+        sweeps=(*main, *extra), left_out=left_out, baseline=DEFAULT, max_total_time_s=budget_s,
+        settings=Settings(
+            ceilings="none", precision=1e-9, max_time_s=budget_s, race_s=budget_s, kept=(DEFAULT,),
+            files=tuple(str(Path(file).resolve()) for file in files), reference_s=budget_s / 10,
+            **settings,
+        ),
+        options={"command": "advise", "budget_s": budget_s, **given}, **more,
+    )  # fmt: skip
 
 
 def stored(plan: Plan, runs: Iterable[Path], settings: Settings) -> Path | None:

@@ -83,10 +83,6 @@ class SweepRequest:
     stored: bool = False
     forecasts: bool = False
 
-    def steps(self, environment: Facts) -> dict[str, dict[str, int]]:
-        """What `steps_of` has, where the device and the threads are those of an environment."""
-        return steps_of(self.sweeps, environment["device"], environment["threads"])
-
 
 def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None]:
     """Plan and measure everything asked for; return the run's folder (None for a dry run).
@@ -123,7 +119,7 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
             forecast = _forecast(plan, runner, here, request.output, request.max_total_time_s)
         if race and request.max_total_time_s:
             advising.check_budget(request.max_total_time_s, time.perf_counter() - runner.began)
-        steps = request.steps(here)
+        steps = steps_of(request.sweeps, catalogue.device, here["threads"])
         if dry_run:
             yield Planned(plan, None, forecast, steps)
             return None

@@ -14,6 +14,7 @@ import msgspec
 
 from attnbench.base import files, jsontext
 from attnbench.base.registry import require, unknown
+from attnbench.base.units import parse_sizes
 from attnbench.errors import UsageError
 from attnbench.planning.caselist import listed
 from attnbench.planning.plan import Axes, expand, overridden
@@ -43,7 +44,7 @@ Config: Any = msgspec.defstruct(
 
 def asked_sweeps(
     plain: Sequence[Axes], axes: Row, preset: str | None = None, model: str | None = None,
-    step: str | None = None, tokens: Sequence[int] | None = None, case: Sequence[str] | None = None,
+    step: str | None = None, tokens: Any = None, case: Sequence[str] | None = None,
     cases: Path | None = None,
 ) -> tuple[tuple[Axes, ...], str]:  # fmt: skip
     """The sweeps asked for: `plain` ones, listed cases, or a model's step; and what it has beside.
@@ -58,8 +59,9 @@ def asked_sweeps(
     workload = axes.get("workload") or "attention"
     if model is None and (step or tokens):
         raise UsageError("--step and --tokens go with --model NAME")
-    if (preset is not None) + (model is not None) + bool(case or cases) > 1:
-        raise UsageError("take one of --preset, --model, and --case with --cases")
+    given = {"--preset": preset, "--model": model, "--case or --cases": case or cases}
+    if len(flags := [flag for flag, value in given.items() if value]) > 1:
+        raise UsageError(f"take only one of {', '.join(flags)}")
     if case or cases:
         return overridden(listed(case or (), cases, axes), {**axes, "workload": None}), ""
     if model is None:
@@ -86,9 +88,7 @@ def calls_of(model: str) -> tuple[list[tuple[str, int, Case]], str]:
     return calls, left_out  # training leaves out what the others do, and dropout
 
 
-def _sweeps(
-    outer: Row, step: str | None, tokens: Sequence[int] | None, workload: str
-) -> tuple[list[Axes], str]:
+def _sweeps(outer: Row, step: str | None, tokens: Any, workload: str) -> tuple[list[Axes], str]:
     """One sweep for each length and kind of layer."""
     step = step or "prefill"
     require("step", [step], STEPS, "--step")
@@ -98,9 +98,9 @@ def _sweeps(
     sizes, encoder = _sizes(row), "encoder" in arch
     layers = _layers(row, arch, sizes["head_dims"], left_out)
     if encoder and "decode" in (step, workload):
-        raise UsageError("an encoder has no decode step; take --step prefill or train")
+        raise UsageError("an encoder has no decode step; take --step prefill, or train")
     if row.kv_lora_rank and workload != "attention":
-        raise UsageError(f"--workload {workload} has not all parts of its latent attention")
+        raise UsageError(f"{workload} has not all parts of its latent attention (--workload)")
     if row.attn_logit_softcapping:
         left_out.append(f"soft-capping of scores at {row.attn_logit_softcapping:g}")
     left_out += [arch["lacks"]] if "lacks" in arch else []
@@ -112,7 +112,8 @@ def _sweeps(
     elif encoder:
         usual = most = _given(row, "max_position_embeddings")
     sweeps, name = [], "forward" if encoder and step == "prefill" else step
-    for n in Axes(seq_lens=tokens or usual).values["seq_lens"]:
+    tokens = parse_sizes(tokens, "--tokens") if isinstance(tokens, str) else tokens
+    for n in Axes(seq_lens=usual if tokens is None else tokens).values["seq_lens"]:
         if n > most:
             raise UsageError(f"it has {most} positions, too few for --tokens {n}")
         calls: Counter[tuple[tuple[str, Any], ...]] = Counter()

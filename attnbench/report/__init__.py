@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from attnbench.errors import in_keywords
+
 if TYPE_CHECKING:
     from attnbench.report.document import Document
 
@@ -34,7 +36,8 @@ class _Report(ModuleType):
         """
         from attnbench.report.documents import stored
 
-        return stored(str(run), Path(output), baseline)[1]
+        with in_keywords(lambda: {"baseline": "baseline"}):
+            return stored(str(run), Path(output), baseline)[1]
 
 
 # Where matplotlib cannot write to a home it says so on stderr, and keeps its caches elsewhere.

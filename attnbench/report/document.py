@@ -154,7 +154,8 @@ class Document:
 
     Where a page has a `title`, it stands in place of the conclusion, which follows below.
 
-    `commands` say what to do next: pairs of a label and a command or a path.
+    `commands` say what to do next: pairs of a label and a command or a path. `table` is a
+    DataFrame for programs, which no format shows.
     """
 
     kind: str
@@ -167,6 +168,7 @@ class Document:
     spent_s: float | None = None
     commands: Sequence[tuple[str, str]] = ()
     title: str = ""
+    table: Any = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         """The text, as on a terminal."""
