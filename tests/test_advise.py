@@ -5,13 +5,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
 
+import attnbench
 from attnbench.analysis import table
 from attnbench.analysis.advice import advices, changes
 from attnbench.base import units
+from attnbench.errors import UsageError
 from attnbench.execution import advising, session
 from attnbench.execution.process import Settings
 from attnbench.machine.host import is_here
@@ -202,6 +205,48 @@ def test_a_call_is_measured_within_the_budget_and_then_known(cli, here):
     warm = [replace(r, metrics=r.metrics | {"l2": "warm"}) for r in run.records]
     other = synthetic.write_run(here, "warm", warm, {"plan": run.info["plan"]})
     assert advising.stored(plan, [other], settings) is None, "a warm cache is no step's"
+
+
+def test_python_measures_advises_from_what_is_stored_and_has_the_table(cli, here):
+    calls: dict[str, Any] = {"case": ASKED[2], "impls": ASKED[4]}
+    measured = attnbench.advise(**calls, budget=60, name="one")
+    assert set(measured.table["impl"]) == {"sdpa", "naive", "sdpa-grouped"}
+    assert set(measured.table["status"][measured.table["impl"] == "sdpa"]) == {"ok"}
+    assert measured.table.equals(attnbench.load("one"))
+    stored = attnbench.advise(run="one")
+    assert stored == attnbench.advise(**calls), "which measures nothing: it has been tried"
+    assert rendered(stored, "json") == cli("advise", "one", "--json").stdout
+    assert rendered(stored) == repr(measured) == cli("advise", "one").stdout
+    assert measured.conclusion.verdict in measured._repr_html_()
+    assert [path.name for path in (here / "results").iterdir()] == ["one"]
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "budget=… takes a time such as 90s, 5m or 2m30s, not 'soon'": {"budget": "soon"},
+    "budget=… takes a time such as 90s, 5m or 2m30s, not '0'": {"budget": 0},
+    "budget=1.00 s is too short: starting took": {"budget": 1, "seq_lens": 64},
+    "remove impls=…, budget=…": {"run": "latest", "impls": "naive", "budget": "2m"},
+    "step=… and tokens=… go with model=NAME": {"tokens": "2k"},
+    "model=bert-base: tokens=… takes whole numbers": {"model": "bert-base", "tokens": "2x"},
+    "take step=prefill, or train": {"model": "bert-base", "step": "decode"},
+    "seq_lens=… takes whole numbers of at least 1": {"seq_lens": "1k..8x"},
+    "seq_lens=512..3072 doubles": {"seq_lens": "512..3k"},
+    "unknown implementation 'sdpaa' (impls=…), did you": {"impls": "sdpaa,naive"},
+    "/a,b.py does not exist (files=…)": {"files": "a,b.py"},
+    "take only one of model=…, case=… or cases=…": {"model": "bert-base", "case": "B=2"},
+    "known: device, seed": {"settings": {"max_time_s": 3}},
+    "; choose another name=…, or continue it with --resume": {"name": "there", "case": "B=1,n=8"},
+}
+
+
+@pytest.mark.parametrize(("says", "asked"), WRONG.items())
+def test_bad_values_are_refused_in_the_words_of_python(here, says, asked):
+    (here / "results" / "there").mkdir(parents=True)
+    with pytest.raises(UsageError) as caught:
+        attnbench.advise(**asked)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in (here / "results").iterdir()] == ["there"]
 
 
 def test_what_is_interrupted_says_what_is_known(cli, here, monkeypatch):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -20,6 +21,7 @@ from attnbench.cli.sweep import sweep
 from attnbench.errors import UsageError
 from attnbench.planning.plan import chosen
 from attnbench.store.runs import load_run
+from tests.masks import admitted
 from tests.repositories import kernel, write
 
 # The example of the design, with a body.
@@ -101,6 +103,66 @@ def test_causal_is_bottom_right_where_the_lengths_differ():
     mask = torch.ones(2, 5, dtype=torch.bool).tril(3)
     expected = scaled_dot_product_attention(q, k, v, attn_mask=mask)
     torch.testing.assert_close(attnbench.get("naive")(q, k, v, causal=True), expected)
+
+
+@pytest.mark.parametrize("name", ["naive", "chunked", "sdpa"])
+@pytest.mark.parametrize(
+    "mask",
+    ["full", "causal", "window:3", "prefix:5", "document:3+5", "padding:4+9", "padding:7:causal=1"],
+)
+def test_get_takes_masks_by_the_words_of_the_command_line(name, mask):
+    q, k, v = draw(3, 4, 6, 8), draw(3, 2, 9, 8), draw(3, 2, 9, 5)
+    sees = torch.tensor(np.array([[admitted(mask, 6, 9, item)] for item in range(3)]))
+    expected = scaled_dot_product_attention(q, k, v, attn_mask=sees, enable_gqa=True)
+    torch.testing.assert_close(attnbench.get(name)(q, k, v, mask=mask), expected)
+
+
+def test_a_query_that_sees_no_key_gives_0():
+    q = draw(1, 1, 4, 8)
+    for name in ("naive", "chunked"):
+        o = attnbench.get(name)(q, q[:, :, :2], q[:, :, :2], mask="causal")
+        assert (o[:, :, :2] == 0).all()
+        assert o[:, :, 2:].isfinite().all()
+
+
+def test_what_is_prepared_for_a_mask_is_prepared_once(tmp_path):
+    (tmp_path / "counts.py").write_text(COUNTS)
+    call = attnbench.get("counts", file=str(tmp_path / "counts.py"))
+    masks = ["window:3", "causal", "window:3", "window:2", "causal"]
+    built = [int(call(*[draw(*GOOD)] * 3, mask=mask)) for mask in masks]
+    IMPLEMENTATIONS.remove("counts")
+    assert built == [1, 2, 1, 3, 2]
+
+
+COUNTS = """
+import torch
+from attnbench.api import ALL_MASKS, attention_builder
+
+built = []
+
+@attention_builder("counts", masks=ALL_MASKS)
+def build(case):
+    built.append(case)
+    number = torch.tensor(len(built))
+    return lambda q, k, v: number
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"mask": "windw:3"}, "unknown mask 'windw' (mask=…), did you mean 'window'?"),
+        ({"mask": "window"}, "needs its width, a whole number, 1 or more (mask=window:…)"),
+        ({"mask": "window:3", "causal": True}, "take causal=True or mask='window:3', not both"),
+        ({"mask": torch.ones(6, 6)}, "mask is a word such as 'window:256', not a Tensor"),
+        ({"scale": -1.0}, "scale=… takes a number above 0, not -1.0"),
+    ],
+)
+def test_a_mask_that_makes_no_sense_is_one_line(options, says):
+    with pytest.raises(UsageError) as caught:
+        attnbench.get("naive")(draw(*GOOD), draw(*GOOD), draw(*GOOD), **options)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 GOOD = (2, 4, 6, 8)

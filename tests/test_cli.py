@@ -464,6 +464,19 @@ sys.exit(f"loaded {heavy}" if heavy else 0)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+def test_the_package_names_what_there_is_and_loads_it_when_it_is_called():
+    script = """
+import sys
+import attnbench
+from attnbench import advise, load, sweep
+heavy = {"torch", "numpy", "scipy", "pandas", "matplotlib", "click", "psutil"} & set(sys.modules)
+print(dir(attnbench), sorted(heavy), attnbench.get.__module__)
+"""
+    names = ["__version__", "advise", "get", "load", "report", "sweep"]
+    ended = run_script(script)
+    assert ended.stdout == f"{names} [] attnbench.api.direct\n", ended.stderr
+
+
 @pytest.mark.usefixtures("imagined_worker")
 def test_list_shows_the_catalogue(cli, recorded_catalogue):
     shown = cli("list").stdout

@@ -259,6 +259,6 @@ def test_a_model_is_swept_from_the_command_line_and_from_python(cli, tmp_path, m
     assert result.exit_code == 0, result.output
     assert "Warning: the cases leave out what the model has: vision_config" in result.stderr
     with pytest.warns(RuntimeWarning, match="vision_config"):
-        table = attnbench.sweep(model=path, tokens=64, impls="sdpa")
+        table = attnbench.sweep(model=path, tokens="64", impls="sdpa")
     assert list(table["mask"]) == list(attnbench.load("typed")["mask"]) == ["causal", "window:32"]
     assert {*table["dtype"], *table["kv_heads"]} == {"bfloat16", 4}

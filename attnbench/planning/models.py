@@ -57,7 +57,7 @@ def asked_sweeps(
             itself, or is of another architecture; or the model has no such step or length.
     """
     workload = axes.get("workload") or "attention"
-    if model is None and (step or tokens):
+    if model is None and (step or tokens is not None):
         raise UsageError("--step and --tokens go with --model NAME")
     given = {"--preset": preset, "--model": model, "--case or --cases": case or cases}
     if len(flags := [flag for flag, value in given.items() if value]) > 1:
