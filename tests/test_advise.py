@@ -213,10 +213,10 @@ def test_python_measures_advises_from_what_is_stored_and_has_the_table(cli, here
     assert set(measured.table["impl"]) == {"sdpa", "naive", "sdpa-grouped"}
     assert set(measured.table["status"][measured.table["impl"] == "sdpa"]) == {"ok"}
     assert measured.table.equals(attnbench.load("one"))
-    stored = attnbench.advise(run="one")
-    assert stored == attnbench.advise(**calls), "which measures nothing: it has been tried"
-    assert rendered(stored, "json") == cli("advise", "one", "--json").stdout
-    assert rendered(stored) == repr(measured) == cli("advise", "one").stdout
+    again = attnbench.advise(run="one")
+    assert again == attnbench.advise(**calls), "which measures nothing: it has been tried"
+    assert rendered(again, "json") == cli("advise", "one", "--json").stdout
+    assert rendered(again) == repr(measured) == cli("advise", "one").stdout
     assert measured.conclusion.verdict in measured._repr_html_()
     assert [path.name for path in (here / "results").iterdir()] == ["one"]
 
