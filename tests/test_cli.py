@@ -84,7 +84,7 @@ WRONG_SWEEPS = {
     ),
     "a model's name that no file can have": (["--model", "x" * 300], ["unknown model 'xxx"]),
     "a model and a preset": (
-        ["--model", "bert-base", "--preset", "quick"], ["one of --preset, --model, and --case"]
+        ["--model", "bert-base", "--preset", "quick"], ["take only one of --preset, --model"]
     ),
     "a case with an unknown key": (["--case", "B=2,mak=causal"], ["'mak' (--case B=2", "'mask'?"]),
     "a case with a count of 0": (["--case", "B=2,count=0"], ["--case B=2,count=0: count", "'0'"]),
@@ -103,7 +103,8 @@ WRONG_SWEEPS = {
         ["--model", "bert-base", "--tokens", "1024"], ["it has 512 positions", "--tokens 1024"]
     ),
     "latents in a layer": (
-        ["--model", "deepseek-v3", "--workload", "layer"], ["--workload layer has not all parts"]
+        ["--model", "deepseek-v3", "--workload", "layer"],
+        ["layer has not all parts of", "(--workload)"],
     ),
     "no config": (["--model", "no/config.json"], ["cannot read no/config.json: No such file"]),
     "unknown preset": (["--preset", "quik"], ["--preset", "'quick'?", "gpu"]),
@@ -349,6 +350,10 @@ def test_another_baseline_needs_no_new_run(cli, assert_refused):
     assert "speed vs chunked" in Path("busy/report.md").read_text()
     for command in ("report", "export"):
         assert_refused(cli(command, "busy", "--baseline", "spda"), "--baseline", "'sdpa'", "naive")
+    functions: list[Any] = [attnbench.load, attnbench.report]
+    for function in functions:
+        with pytest.raises(UsageError, match=r"unknown implementation 'spda' \(baseline=…\)"):
+            function(COMMITTED, baseline="spda")
 
 
 @pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
