@@ -107,3 +107,19 @@ def test_nan_in_hidden_keys_is_a_fact_and_wrong_where_it_is_declared(
     found = check_item(item.case, "masked", item.draw, 0)
     IMPLEMENTATIONS.remove("masked")
     assert (found["status"], found["metrics"].get("hidden_nan")) == (status, seen)
+
+
+def test_a_method_that_takes_its_keys_from_the_queries_keeps_its_gradients_in_flight() -> None:
+    """Nothing depends on k, whose gradient is 0 and no error; hashing does that."""
+
+    @attention("of-queries")
+    def of_queries(q, k, v, *, causal, scale):
+        scores = (q @ q.mT * scale).masked_fill(
+            torch.ones(*[q.shape[2]] * 2).triu(1) > 0, -torch.inf
+        )
+        return (scores if causal else q @ q.mT * scale).softmax(-1) @ v
+
+    item = next(x for x in ITEMS if x.draw["property"] == "two-calls-in-flight")
+    found = check_item(item.case, "of-queries", item.draw, 0)
+    IMPLEMENTATIONS.remove("of-queries")
+    assert found["status"] == "ok"
