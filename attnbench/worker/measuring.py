@@ -264,6 +264,8 @@ def timed_record(
         trial.fail("samples", target.error)
         return trial.record()
     trial.metrics |= {"l2": instruments.clock.l2, "timer": instruments.clock.timer}
+    if instruments.clock.l2 == "cold" and instruments.clock.timer == "host":
+        trial.metrics["warm_us"] = trial.warm_us()
     if instruments.sensor is not None and instruments.sensor.problem:
         trial.metrics["sensor_note"] = instruments.sensor.problem
     disturbed = sum(s.disturbed for s in target.samples if s.discarded is None)

@@ -24,7 +24,7 @@ from attnbench.base.stats import median
 from attnbench.base.units import seconds, size
 from attnbench.machine.state import beyond_repair, restore_clocks, settle
 from attnbench.measure import probes
-from attnbench.measure.clock import CaptureError
+from attnbench.measure.clock import CaptureError, clock_for
 from attnbench.measure.sampling import graphs_compiled
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record, Sample, Status
@@ -430,6 +430,15 @@ class Trial:
         )
         kept = min(new_us) > max(max(repeated_us), 1.2 * median(repeated_us))
         return median(new_us) if kept else None
+
+    def warm_us(self) -> float | None:
+        """The same call again and again (µs, per token of a decode); None where that takes long."""
+        if self.bound is None or self.last_call_s > 0.5:
+            return None
+        clock, call = clock_for(self.case.device, l2="warm"), self.bound.call
+        with torch.set_grad_enabled(self.bound.grad):
+            us = [clock.batch(call, 1).own_us for _ in range(8)]
+        return median(us[3:]) / self.bound.units
 
     def profile(self) -> None:
         """Name the kernels of a second call, where nothing is timed: the first may compile."""
