@@ -188,7 +188,7 @@ def test_what_a_call_keeps_of_its_inputs_makes_its_time_one_of_repeated_calls(me
         exact, causal=False, scale=case.softmax_scale))  # fmt: skip
     assert records["keeps"].metrics["new_inputs_us"] > 0.01e6
     assert "keeps 96.0 KiB after its first call: on new" in str(notes.notes(records["keeps"]))
-    assert notes.unsteady(records["keeps"]) == "keeps-results"
+    assert "keeps-results" in str(notes.unsteady(records["keeps"]))
     assert "new_inputs_us" not in records["plain"].metrics
 
 
