@@ -6,8 +6,11 @@ chooses with a boolean mask that is always passed).
 
 import dataclasses
 import functools
+import importlib.util
+import itertools
 import re
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,6 +32,7 @@ from attnbench.api import (
     visible_blocks,
 )
 
+Build = Callable[[Case], AttentionCall]
 # The switches in torch.backends.cuda; they govern the CPU kernels, too.
 SWITCHES = {"math": "math", "flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn"}
 
@@ -41,7 +45,7 @@ def masking(case: Case, route: str) -> str:
         return "none"
     if route == "mask" or case.mask.text != "causal":
         return "dense"
-    if case.seq_len == case.kv_len:
+    if case.mask.after == case.seq_len - case.kv_len:  # else it is not top-left
         return "is_causal"
     # is_causal is top-left where L != S. The bottom-right variant has kernels on CUDA alone, and
     # torch warns that they give NaN where queries see no key.
@@ -328,3 +332,118 @@ def build_grouped(case: Case) -> AttentionCall:
         return plain(q_BGMD, k_BGSD, v_BGSV).reshape(*q_BHLD.shape[:-1], -1)
 
     return grouped
+
+
+def parts(case: Case, item: int) -> tuple[list[int], list[int], list[Case | None]]:
+    """Of a batch item: how its queries and its keys are split, and what each pair of these is.
+
+    Documents, or a padded item: all queries with its keys, if it is causal top-left where L = S.
+    None has no query or no key. Blind queries are those of the first document.
+    """
+    length = case.mask.length(case.kv_len, item)
+    rows, keys = [case.seq_len], [length, case.kv_len - length]
+    if case.mask.documents:
+        starts = itertools.accumulate(itertools.cycle(case.mask.documents), initial=0)
+        edges = [*itertools.takewhile(lambda start: start < length, starts), length]
+        ends = [0, *(max(0, edge - length + case.seq_len) for edge in edges[1:])]
+        rows, keys = ([b - a for a, b in itertools.pairwise(x)] for x in (ends, edges))
+    mask = Mask() if case.mask.after is None else Mask(text="causal", after=case.kv_len - length)
+    own = functools.partial(dataclasses.replace, case, batch=1, mask=mask)
+    pairs = zip(rows, keys, strict=False)
+    return rows, keys, [own(seq_len=q, kv_len=k) if q and k else None for q, k in pairs]
+
+
+def ragged(name: str, route: str, *masks: str, **own: Any) -> Callable[[Build], Build]:
+    """Registers what makes the calls of `parts`, or what has formulas of its `own`."""
+
+    def calls(case: Case) -> list[Case]:
+        return [x for item in range(case.batch) for x in parts(case, item)[2] if x]
+
+    def against(case: Case) -> str | None:
+        if case.mask.name not in masks:
+            return f"is for {' and '.join(f'{mask}:…' for mask in masks)}"
+        whole = dataclasses.replace(case, mask=Mask())
+        return supports(route, whole) if calls(case) else "no item of the batch has a key"
+
+    def estimate(case: Case) -> Estimate:  # and outputs that are joined, gradients of parts
+        alone = workspace(route, dataclasses.replace(case, mask=Mask(), pass_="forward"))
+        output = case.batch * case.heads * case.seq_len * case.value_dim * case.element_bytes
+        return Estimate(alone + output * {"forward": 1, "backward": 1.5, "both": 2.5}[case.pass_])
+
+    formulas: Any = {"flops": lambda case: sum(flops(route, call) for call in calls(case))}
+    formulas |= {"time": "n^2 d", "workspace": estimate, "supports": against}
+    return attention_builder(name, masks=masks, **(formulas | own))
+
+
+@ragged("sdpa-items", "any", "padding", "document")
+def build_items(case: Case) -> AttentionCall:
+    """SDPA for each item with its keys, or each document.
+
+    Inputs are split and not sliced: each slice has a gradient as large as its whole tensor.
+    """
+    nothing: AttentionCall = lambda q, k, v, /: q.new_zeros(*q.shape[:3], v.shape[3])  # noqa: E731
+    plans = []
+    for rows, keys, cases in (parts(case, item) for item in range(case.batch)):
+        plans.append((rows, keys, [build("any", own) if own else nothing for own in cases]))
+
+    def joined(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor, /) -> torch.Tensor:
+        outputs = []
+        for *inputs, (rows, keys, calls) in zip(q_BHLD, k_BGSD, v_BGSV, plans, strict=True):
+            pieces = map(torch.split, inputs, (rows, keys, keys), (1, 1, 1))
+            for call, *own in zip(calls, *pieces, strict=False):  # (heads, tokens, width) each
+                outputs.append(call(*(x[None] for x in own))[0].transpose(0, 1))
+        o_BLHV = torch.cat(outputs).view(case.batch, case.seq_len, case.heads, case.value_dim)
+        return o_BLHV.transpose(1, 2)
+
+    return joined
+
+
+def trimmed(case: Case) -> Case:
+    """The case whose keys end with the longest item; each query sees the same keys."""
+    longest = max(1, *(case.mask.length(case.kv_len, item) for item in range(case.batch)))
+    after = None if case.mask.after is None else case.kv_len - longest
+    mask = dataclasses.replace(case.mask, after=after)
+    return dataclasses.replace(case, kv_len=longest, mask=mask)
+
+
+@ragged(
+    "sdpa-trimmed", "any", "padding",
+    flops=lambda case: flops("any", trimmed(case)),
+    workspace=lambda case: workspace("any", trimmed(case)),
+)  # fmt: skip
+def build_trimmed(case: Case) -> AttentionCall:
+    """SDPA, keys and mask cut to the longest item."""
+    plain, keys = build("any", trimmed(case)), trimmed(case).kv_len
+    if keys == case.kv_len:
+        return plain
+    return lambda q, k_BGSD, v_BGSV, /: plain(q, k_BGSD[:, :, :keys], v_BGSV[:, :, :keys])
+
+
+def varlen_reason(case: Case) -> str | None:
+    """Why torch's varlen_attn cannot take the case here, or None."""
+    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
+        return f"torch {torch.__version__} has no varlen_attn"
+    if case.mask.documents and case.seq_len == case.kv_len:
+        return supports("flash", dataclasses.replace(case, mask=Mask()))
+    return "is for document:… with as many queries as keys"
+
+
+@ragged("sdpa-varlen", "flash", "document", devices=("cuda",), supports=varlen_reason)
+def build_varlen(case: Case) -> AttentionCall:
+    """Torch's varlen_attn: packed documents, no mask."""
+    from torch.nn.attention import varlen
+
+    sizes, causal = parts(case, 0)[1] * case.batch, case.mask.after == 0
+    starts = torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32, device=case.device)
+    attend: Any = functools.partial(
+        varlen.varlen_attn, cu_seq_q=starts, cu_seq_k=starts, max_q=max(sizes), max_k=max(sizes),
+        scale=case.softmax_scale, window_size=(-1, 0 if causal else -1),
+        enable_gqa=case.kv_heads != case.heads,
+    )  # fmt: skip
+
+    def packed(*inputs: torch.Tensor) -> torch.Tensor:  # (T, heads, width): tokens of all items
+        o_THV = attend(*(x_BHLD.transpose(1, 2).flatten(0, 1) for x_BHLD in inputs))
+        o_BHLV: torch.Tensor = o_THV.unflatten(0, (case.batch, -1)).transpose(1, 2)
+        return o_BHLV
+
+    return packed

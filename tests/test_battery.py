@@ -55,6 +55,9 @@ REFUSED: dict[str, Refusal] = {
     ),
     "sdpa-grouped": masked,
     "sdpa-expanded": lambda case, core: core.heads == core.kv_heads,
+    "sdpa-items": lambda case, core: core.mask.name not in ("padding", "document"),
+    "sdpa-trimmed": lambda case, core: core.mask.name != "padding",
+    "sdpa-varlen": lambda case, core: True,
     "linear": other_masks,
     "linear-recurrent": other_masks,
     "linear-parallel": other_masks,
@@ -100,6 +103,19 @@ def test_what_a_built_in_refuses_on_cpu_is_written_down(name):
         if bool(reason) != expected(item.case)
     ]
     assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["sdpa-items", "sdpa-trimmed"])
+def test_ragged_batches_are_checked_with_every_kind_of_length(name):
+    reasons = reasons_against([item.case for item in ITEMS], [name])[name]
+    taken = [item.case for item, reason in zip(ITEMS, reasons, strict=True) if not reason]
+    masks = ["padding:25+0+60", "padding:25+0+60:causal=1"]
+    masks += ["document:9+20", "document:9+20:causal=0"] * (name == "sdpa-items")
+    for mask, longer in itertools.product(masks, (-1, 0, 1)):
+        cases = [case for case in taken if case.mask.text == mask]
+        assert any(case.kv_heads < case.heads for case in cases), mask
+        sizes = [(case.kv_len, case.seq_len) for case in cases]
+        assert any((keys > queries) - (keys < queries) == longer for keys, queries in sizes), mask
 
 
 def test_every_workload_has_items_that_some_built_in_serves():

@@ -201,6 +201,93 @@ def test_chunked_is_right_over_several_blocks(row):
     assert_right(case_of(**sizes | row), "chunked")
 
 
+RAGGED = pairwise({
+    "name": ("sdpa-items", "sdpa-trimmed"), "kv_len": (13, 21, 7), "kv_heads": (4, 2, 1),
+    "mask": ("padding:9+0+13", "padding:9+0+4:causal=1", "padding:5", "document:5+3", "document:40",
+             "document:5+3:causal=0"),
+    "dtype": DTYPES, "pass_": PASSES, "value_dim": (8, 11), "layout": ("BHLD", "BLHD"),
+})  # fmt: skip
+
+
+@pytest.mark.parametrize("row", RAGGED, ids=ids(RAGGED))
+def test_a_ragged_batch_is_right_item_by_item_and_with_its_keys_cut(row):
+    case = case_of(**row, batch=3)
+    if (row["name"], case.mask.name) == ("sdpa-trimmed", "document"):
+        assert unsupported("sdpa-trimmed", case) == f"takes masks padding, not {row['mask']}"
+    else:
+        assert_right(case, row["name"])
+
+
+ALONE: dict[str, list[dict[str, Any]]] = {  # calls that do the same
+    "padding:320+100": [{}, {"kv_len": 100}],
+    "padding:320+0": [{}],
+    "padding:320+100:causal=1": [
+        {"mask": "causal"}, {"mask": "causal", "seq_len": 100}, {"seq_len": 220, "kv_len": 100},
+    ],
+    "document:220+100": [{"mask": "causal", "seq_len": n} for n in (220, 100)] * 2,
+    "document:220+100:causal=0": [{"seq_len": n} for n in (220, 100)] * 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mask", ALONE)
+@pytest.mark.parametrize("pass_", PASSES)
+def test_item_by_item_multiplies_what_each_item_has_and_prepares_no_mask(mask, pass_):
+    sizes: dict[str, Any] = {"head_dim": 64, "seq_len": 320, "pass_": pass_}
+    alone = [flops_of("sdpa", case_of(**sizes | each, batch=1)) for each in ALONE[mask]]
+    case = case_of(**sizes, mask=mask)
+    assert flops_of("sdpa-items", case) == sum(alone)
+    if pass_ != "backward":  # which prepares the graph
+        assert probed(case, "sdpa-items")["memory_prepared_bytes"] == 0
+
+
+def test_what_is_for_ragged_batches_says_so_of_others():
+    for name, masks in (("sdpa-items", "padding:… and document:…"), ("sdpa-trimmed", "padding:…")):
+        assert unsupported(name, case_of()) == f"is for {masks}"
+        nothing = case_of(mask="padding:0+9", batch=1)
+        assert unsupported(name, nothing) == "no item of the batch has a key"
+
+
+def varlen_by_document(q, k, v, *, cu_seq_q, cu_seq_k, max_q, max_k, **options):
+    """What torch's varlen_attn computes, by its documentation: (T, heads, width) each."""
+    assert cu_seq_q is cu_seq_k
+    assert (cu_seq_q.dtype, max_q) == (torch.int32, max_k)
+    causal = {(-1, 0): True, (-1, -1): False}[options.pop("window_size")]
+    sizes = cu_seq_q.diff().tolist()
+    assert max(sizes) == max_q
+    parts = zip(*(x.transpose(0, 1).split(sizes, 1) for x in (q, k, v)), strict=True)
+    attend = functools.partial(torch.nn.functional.scaled_dot_product_attention, **options)
+    return torch.cat([attend(*part, is_causal=causal) for part in parts], 1).transpose(0, 1)
+
+
+@pytest.mark.parametrize("mask", ["document:5+3", "document:5+3:causal=0", "document:40"])
+def test_varlen_is_asked_for_the_documents_of_all_batch_items(mask, monkeypatch):
+    from torch.nn.attention import varlen
+
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_by_document)
+    case = case_of(mask=mask, kv_heads=2, value_dim=8, pass_="forward", scale=0.3)
+    inputs = drawn(case)
+    expected = IMPLEMENTATIONS.get("naive").build(case)(*inputs)
+    torch.testing.assert_close(module("sdpa").build_varlen(case)(*inputs), expected)
+
+
+def test_varlen_is_refused_with_the_reason(monkeypatch):
+    documents: dict[str, Any] = {"mask": "document:5+3", "device": "cuda"}
+    assert unsupported("sdpa-varlen", case_of(mask="document:5+3")) == "runs on cuda, not cpu"
+    reason = "is for document:… with as many queries as keys"
+    assert unsupported("sdpa-varlen", case_of(**documents, kv_len=20)) == reason
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
+    assert "has no varlen_attn" in (unsupported("sdpa-varlen", case_of(**documents)) or "")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+@pytest.mark.parametrize("mask", ["document:500+300", "document:500+300:causal=0"])
+def test_varlen_is_right_on_a_gpu(mask):
+    sizes: dict[str, Any] = {"seq_len": 1000, "head_dim": 64, "kv_heads": 2, "device": "cuda"}
+    for pass_ in PASSES:
+        assert_right(case_of(**sizes, mask=mask, dtype="bfloat16", pass_=pass_), "sdpa-varlen")
+
+
 UNSUPPORTED_ON_CPU = {
     ("sdpa-efficient", ""): "runs on cuda, not cpu",
     ("sdpa-cudnn", ""): "runs on cuda, not cpu",
@@ -364,6 +451,7 @@ def test_what_is_timed_makes_nothing_on_the_host_and_does_not_wait_for_a_gpu(nam
         ("causal", "alibi"),
         ("causal", "none"),
         ("full", "shaw:3"),
+        ("padding:90+120", "none"),
     ):
         shared = 2 if name == "sdpa-expanded" else 4
         case = case_of(mask=mask, position=position, seq_len=150, kv_heads=shared)

@@ -247,7 +247,8 @@ def changes(run: Run, found: Sequence[Advice]) -> Iterator[Change]:
             strided = f"q, k, v in {case.layout}"
             ways.append((strided, "q, k, v contiguous in BHLD", mine, contiguous))
         if case.seq_len > 1:
-            ways.append(("a padded batch", "documents packed", mine, (case.unpadded, DEFAULT)))
+            dense = "packed, behind a dense mask"
+            ways.append(("a padded batch", dense, mine, (case.unpadded, DEFAULT)))
         for other in (x for x in cases if x.unpadded == case != x and case.seq_len == 1):
             whole = f"a cache of {other.kv_len} with a mask"
             ways.append((whole, "the cache sliced", (other, DEFAULT), mine))
@@ -258,6 +259,17 @@ def changes(run: Run, found: Sequence[Advice]) -> Iterator[Change]:
                 known = inverse(of_call[both[0]])
             if above is not below and known[0] is not None:
                 yield Change(case=case, slower=slower, faster=faster, ratio=known)
+
+
+def packed(run: Run, frame: pd.DataFrame, padded: Advice) -> Iterator[Change]:
+    """A padded batch with what is advised for it, its tokens packed with what is for these."""
+    cells, case = {record.cell.key: record for record in run.records}, padded.case.unpadded
+    if case != padded.case and case.mask.documents:
+        for other in advices(run, frame, {"": {case.case_id: 1}}):
+            keys = [(each.case.case_id, str(each.pick["impl"])) for each in (padded, other)]
+            ratio = time_ratio(run, *map(cells.get, keys))
+            if ratio[0] is not None:
+                yield Change(case=case, slower=keys[0][1], faster=keys[1][1], ratio=ratio)
 
 
 def layer_share(run: Run, frame: pd.DataFrame, advice: Advice) -> float | None:

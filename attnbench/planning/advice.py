@@ -9,7 +9,7 @@ from attnbench.planning.forecast import Forecast
 from attnbench.planning.plan import Axes, Job, expand, work
 from attnbench.schema.axes import AXES
 from attnbench.schema.case import parse_position
-from attnbench.theory.choices import DEFAULT
+from attnbench.theory.choices import DEFAULT, WORDS
 
 ROUNDS = 8  # of a race, before anything is decided
 TIMING = (0.05, 0.5)  # seconds of samples of a cell, as a forecast has them
@@ -28,8 +28,8 @@ def kernels_alone(sweeps: Iterable[Axes]) -> tuple[Axes, ...]:
 def beside(sweeps: Sequence[Axes]) -> Iterator[Axes]:
     """The default called otherwise, to be held against these calls.
 
-    With q, k and v contiguous where they are strided, and a padded batch packed; and what a slice
-    of the cache saves: a static one of twice the tokens, with a mask.
+    With q, k and v contiguous where they are strided; and what a slice of the cache saves: a static
+    one of twice the tokens, with a mask. A padded batch is packed, and all is tried in that, too.
     """
     for axes in sweeps:
         values = {name: own[0] for name, own in axes.values.items() if len(own) == 1}
@@ -44,7 +44,11 @@ def beside(sweeps: Sequence[Axes]) -> Iterator[Axes]:
         for case in expand(axes, "cpu"):
             if (packed := case.unpadded) != case:
                 row = {n: x for n, x in packed.to_json().items() if x != case.to_json()[n]}
-                yield plain.having(**{AXES[name].keyword: x for name, x in row.items()})
+                impls = (axes.impls or WORDS) if packed.mask.documents else ()
+                yield plain.having(
+                    impls=dict.fromkeys((*impls, DEFAULT)),
+                    **{AXES[name].keyword: x for name, x in row.items()},
+                )
 
 
 def by_share(

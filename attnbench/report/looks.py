@@ -40,7 +40,7 @@ _OTHERS = [Look(colour, marker) for marker in _OTHER_MARKERS for colour in _OTHE
 _MORE = """linear sliding-window bigbird nystrom linformer performer
     strided reformer retention dilated-window window-global gru
     linear-recurrent linear-parallel strided-fixed bigbird-flex sdpa-grouped
-    sdpa-expanded""".split()
+    sdpa-expanded sdpa-items sdpa-trimmed sdpa-varlen""".split()
 KNOWN |= {name: _OTHERS.pop(0) for name in _MORE}
 # Of the caches, projections or parameters of an implementation, in their order.
 DASHES: tuple[Any, ...] = (

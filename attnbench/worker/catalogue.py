@@ -91,7 +91,8 @@ def _row(name: str, device: str, at: At) -> ImplementationInfo:
     impl = implementation(name)
     first = next((kind for kind in WORKLOADS.names() if kind in impl.workloads), "attention")
     on: Device = "cuda" if device == "cuda" else "cpu"
-    mask = parse_mask("full" if "full" in impl.masks else "causal")
+    masks = map(parse_mask, ("full", "document:64", "padding:64"))
+    mask = next((mask for mask in masks if mask.name in impl.masks), parse_mask("causal"))
     probe = Case(workload=first, device=on, seq_len=256, mask=mask)
     shown: dict[str, Any] = {"doc": impl.doc.partition("\n")[0], "file": _shown(impl.file)}
     shown |= {"approximates": impl.definition is not None, "unavailable": _reason(probe, name, at)}

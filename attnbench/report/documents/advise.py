@@ -36,6 +36,7 @@ COSTS = (
     f"“{DEFAULT} costs 2×” means that it takes twice as long as the best, in rounds where both were"
     " timed: only the call, without projections and the rest of its layer."
 )
+PACKING = "Cut keys leave the queries of padding: packing is what cuts these."
 ELSEWHERE = "This was measured there, not here: the best choice on this machine may differ."
 SAID = 4  # calls in sentences; all are in the table
 
@@ -79,6 +80,7 @@ def document(
             doc.Section("Which attention", [*_table(found), *_figure(found)]),
             doc.Section("What to change", list(_words(found))),
             doc.Section("Without another kernel", list(_changes(run, found))),
+            doc.Section("Padded or packed", list(sweep.packed(run, own))),
             doc.Section(f"What {DEFAULT} runs on", list(_backends(found))),
             doc.Section("Everything tried", list(_tried(run, own, found)),
                         folded=len(found) > SAID),
@@ -138,6 +140,9 @@ def _sentences(
         for other in each.rows[each.rows["impl"].isin(each.uneven)].to_dict("records"):
             yield f"Not advised: {other['impl']}: {str(other['notes']).partition(';')[0]}."
         yield from built_sentences(each.rows[each.rows["impl"] == each.best["impl"]])
+        for change in analysis.packed(run, frame, each):
+            text = against(change.faster, f"{change.slower} padded", change.ratio)
+            yield f"{_name(each, found)}, packed as {change.case.mask.text}: {text}. {PACKING}"
         share = None if each.lacks else analysis.layer_share(run, frame, each)
         if share is not None and each.verdict == "switch":
             yield doc.sentence(

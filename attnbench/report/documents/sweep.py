@@ -52,7 +52,9 @@ STEPS = (
     " weighted by these times. Unknown where a call has no time."
 )
 CI = {"speed": "95 % CI", "ratio": "95 % CI"}
-PACKED = "The same tokens; ratios are of rounds that both were timed in. Below 1 packing is faster."
+PACKED = (
+    "The same tokens, but for queries of padding. Ratios are paired; below 1 packing is faster."
+)
 Row = Mapping[Any, Any]
 
 
@@ -133,7 +135,7 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> d
     sections = [
         doc.Section("Results", list(_results(frame, where))),
         doc.Section("What a step spends", list(_steps(run, frame))),
-        doc.Section("Padded or packed", list(_packed(run, frame))),
+        doc.Section("Padded or packed", list(packed(run, frame))),
         doc.Section("Without a result", list(failures(run, frame))),
         doc.Section("Suspect times", list(_suspects(frame))),
     ]
@@ -273,7 +275,7 @@ def _steps(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
         yield doc.Text([STEPS], quiet=True)
 
 
-def _packed(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
+def packed(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
     """What packing the tokens of a padded batch brings to each implementation."""
     cells, names = {record.cell.key: record for record in run.records}, label_axes(frame)
     rows = list[list[doc.Cell]]()
@@ -282,13 +284,13 @@ def _packed(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
         case = padded.cell.case
         if case.seq_len == 1:
             continue  # a static cache, whose other form is the cache cut to its tokens
-        packed = cells.get((case.unpadded.case_id, row["impl"]))
-        if packed is None or packed is padded or not (padded.samples or packed.samples):
+        other = cells.get((case.unpadded.case_id, row["impl"]))
+        if other is None or other is padded or not (padded.samples or other.samples):
             continue
         axes = [name for name in names[row["workload"]] if name not in (*INNER, "batch", "mask")]
         title = f"{case.mask.text.removeprefix('padding:')} {label(row, axes)}"
-        times = (doc.Value(time_us(each), "us") for each in (padded, packed))
-        value, low, high = table.time_ratio(run, packed, padded)
+        times = (doc.Value(time_us(each), "us") for each in (padded, other))
+        value, low, high = table.time_ratio(run, other, padded)
         found = *times, doc.Value(value, "ratio", low, high)
         rows.append([title.strip(), doc.Value(row["impl"], "impl"), *found])
     if rows:
