@@ -18,9 +18,9 @@ from attnbench.errors import UsageError
 from attnbench.execution import advising, session
 from attnbench.execution.process import Settings
 from attnbench.machine.host import is_here
-from attnbench.planning.advice import TIMING, by_share
+from attnbench.planning.advice import TIMING, beside, by_share
 from attnbench.planning.forecast import Forecast
-from attnbench.planning.plan import Job, make_plan
+from attnbench.planning.plan import Axes, Job, expand, make_plan
 from attnbench.report.documents import stored
 from attnbench.report.documents.advise import document
 from attnbench.report.render import rendered
@@ -135,6 +135,34 @@ def test_what_another_way_of_calling_sdpa_saves(tmp_path):
     assert ratios == {
         "keys expanded to every head": 1.2, "a dense attn_mask": 1.5, "q, k, v in BLHD": 1.25,
     }  # fmt: skip
+
+
+PADDED = Case(batch=2, heads=8, seq_len=512, mask=parse_mask("padding:512+128"))
+
+
+def test_a_padded_batch_is_compared_with_the_best_of_its_tokens_packed(tmp_path):
+    records = [
+        timed("sdpa", 150.0, PADDED), timed("sdpa-items", 100.0, PADDED),
+        timed("sdpa", 120.0, PADDED.unpadded), timed("chunked", 50.0, PADDED.unpadded),
+    ]  # fmt: skip
+    run, _ = advice_of(tmp_path, *records, steps={"call": {PADDED.case_id: 1}})
+    text = " ".join(rendered(document(run)).split())
+    assert "packed as document:512+128:causal=0: chunked is 2.00 times as fast as" in text
+    assert "sdpa-items padded" in text
+    assert "packing is what cuts these" in text
+    assert "packed, behind a dense mask 1.25×" in text
+    alone, _ = advice_of(tmp_path / "alone", *records[:2], steps={"call": {PADDED.case_id: 1}})
+    assert "packed as" not in rendered(document(alone)), "nothing was measured of that"
+
+
+def test_advice_on_a_padded_batch_tries_all_on_its_tokens_packed_too():
+    axes = Axes(batch_sizes=2, heads=8, seq_lens=512, masks="padding:512+128")
+    [packed] = beside([axes])
+    [case] = expand(packed, "cpu")
+    assert (case, packed.step) == (PADDED.unpadded, "")
+    assert {"sdpa", "sdpa-items", "sdpa-varlen", "chunked"} <= set(packed.impls or ())
+    [named] = beside([axes.having(impls=("naive",))])
+    assert set(named.impls or ()) == {"sdpa", "naive"}
 
 
 @pytest.mark.parametrize(
