@@ -10,7 +10,7 @@ import importlib.util
 import itertools
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -263,6 +263,27 @@ for name, route, memory, doc in FAMILY:
     )(functools.partial(build, route))
 
 
+def made_of(
+    name: str, calls: Callable[[Case], list[Case]], route: str = "any", **own: Any
+) -> Callable[[Build], Build]:
+    """Registers what makes these `calls` of SDPA; `own` holds in place of what follows of them."""
+
+    def against(case: Case) -> str | None:
+        if route == "flash" and importlib.util.find_spec("torch.nn.attention.varlen") is None:
+            return f"torch {torch.__version__} has no varlen_attn"
+        if cases := calls(case):
+            return supports(route, dataclasses.replace(cases[0], mask=Mask()))
+        masks = " and ".join(f"{mask}:…" for mask in own["masks"])
+        return f"is for {masks} with keys{', L = S' * (route == 'flash')}"
+
+    formulas: Any = {
+        "time": "n^2 d", "supports": against,
+        "flops": lambda case: sum(flops(route, each) for each in calls(case)),
+        "workspace": lambda case: workspace(route, calls(case)[0]),
+    }  # fmt: skip
+    return attention_builder(name, **(formulas | own))
+
+
 def folded(case: Case) -> Case:
     """The case whose queries are those of all heads that share a key/value head, in a row."""
     queries = case.seq_len * case.heads // case.kv_heads
@@ -281,17 +302,13 @@ def spread_workspace(case: Case) -> Estimate:
     return Estimate(own + copies * case.element_bytes * (1 + case.needs_grad))
 
 
-@attention_builder(
-    "sdpa-expanded",
-    time="n^2 d",
-    memory="O(n^2)",
-    masks=ALL_MASKS,
-    flops=lambda case: flops("any", spread(case)),
+@made_of(
+    "sdpa-expanded", lambda case: [spread(case)], memory="O(n^2)", masks=ALL_MASKS,
     workspace=spread_workspace,
     supports=lambda case: (
         supports("any", spread(case)) if case.heads > case.kv_heads else "each head has its keys"
     ),
-)
+)  # fmt: skip
 def build_expanded(case: Case) -> AttentionCall:
     """SDPA, shared keys copied for every head first.
 
@@ -308,15 +325,7 @@ def build_expanded(case: Case) -> AttentionCall:
     return expanded
 
 
-@attention_builder(
-    "sdpa-grouped",
-    time="n^2 d",
-    memory="O(n)",
-    masks=("full",),
-    flops=lambda case: flops("any", folded(case)),
-    workspace=lambda case: workspace("any", folded(case)),
-    supports=lambda case: supports("any", folded(case)),
-)
+@made_of("sdpa-grouped", lambda case: [folded(case)], memory="O(n)", masks=("full",))
 def build_grouped(case: Case) -> AttentionCall:
     """SDPA, the heads that share keys as rows of one.
 
@@ -353,29 +362,22 @@ def parts(case: Case, item: int) -> tuple[list[int], list[int], list[Case | None
     return rows, keys, [own(seq_len=q, kv_len=k) if q and k else None for q, k in pairs]
 
 
-def ragged(name: str, route: str, *masks: str, **own: Any) -> Callable[[Build], Build]:
-    """Registers what makes the calls of `parts`, or what has formulas of its `own`."""
-
-    def calls(case: Case) -> list[Case]:
-        return [x for item in range(case.batch) for x in parts(case, item)[2] if x]
-
-    def against(case: Case) -> str | None:
-        if case.mask.name not in masks:
-            return f"is for {' and '.join(f'{mask}:…' for mask in masks)}"
-        whole = dataclasses.replace(case, mask=Mask())
-        return supports(route, whole) if calls(case) else "no item of the batch has a key"
-
-    def estimate(case: Case) -> Estimate:  # and outputs that are joined, gradients of parts
-        alone = workspace(route, dataclasses.replace(case, mask=Mask(), pass_="forward"))
-        output = case.batch * case.heads * case.seq_len * case.value_dim * case.element_bytes
-        return Estimate(alone + output * {"forward": 1, "backward": 1.5, "both": 2.5}[case.pass_])
-
-    formulas: Any = {"flops": lambda case: sum(flops(route, call) for call in calls(case))}
-    formulas |= {"time": "n^2 d", "workspace": estimate, "supports": against}
-    return attention_builder(name, masks=masks, **(formulas | own))
+def ragged(case: Case) -> list[Case]:
+    """All calls of `parts`; none where nothing is padded or packed, or no item has a key."""
+    items = range(case.batch if case.mask.name in ("padding", "document") else 0)
+    return [own for item in items for own in parts(case, item)[2] if own]
 
 
-@ragged("sdpa-items", "any", "padding", "document")
+def ragged_workspace(case: Case) -> Estimate:
+    """Bytes of SDPA's own without a mask, of outputs that are joined, of gradients of parts."""
+    alone = workspace("any", dataclasses.replace(case, mask=Mask(), pass_="forward"))
+    rows = max(each.seq_len for each in ragged(case))
+    if case.needs_grad:
+        rows = int(case.batch * case.seq_len * {"backward": 1.5, "both": 2.5}[case.pass_])
+    return Estimate(alone + rows * case.heads * case.value_dim * case.element_bytes)
+
+
+@made_of("sdpa-items", ragged, masks=("padding", "document"), workspace=ragged_workspace)
 def build_items(case: Case) -> AttentionCall:
     """SDPA for each item with its keys, or each document.
 
@@ -386,14 +388,23 @@ def build_items(case: Case) -> AttentionCall:
     for rows, keys, cases in (parts(case, item) for item in range(case.batch)):
         plans.append((rows, keys, [build("any", own) if own else nothing for own in cases]))
 
+    sizes = [count for rows, *_ in plans for count in rows]
+
+    def outputs(*inputs_BHLD: torch.Tensor) -> Iterator[torch.Tensor]:
+        for *inputs_HLD, (rows, keys, calls) in zip(*inputs_BHLD, plans, strict=True):
+            pieces = map(torch.split, inputs_HLD, (rows, keys, keys), (1, 1, 1))
+            for call, *own in zip(calls, *pieces, strict=False):
+                yield call(*(x[None] for x in own))[0].transpose(0, 1)
+
     def joined(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor, /) -> torch.Tensor:
-        outputs = []
-        for *inputs, (rows, keys, calls) in zip(q_BHLD, k_BGSD, v_BGSV, plans, strict=True):
-            pieces = map(torch.split, inputs, (rows, keys, keys), (1, 1, 1))
-            for call, *own in zip(calls, *pieces, strict=False):  # (heads, tokens, width) each
-                outputs.append(call(*(x[None] for x in own))[0].transpose(0, 1))
-        o_BLHV = torch.cat(outputs).view(case.batch, case.seq_len, case.heads, case.value_dim)
-        return o_BLHV.transpose(1, 2)
+        found = outputs(q_BHLD, k_BGSD, v_BGSV)
+        if case.needs_grad:
+            o_THV = torch.cat([*found])
+        else:  # one output at a time takes less memory
+            o_THV = q_BHLD.new_empty(case.batch * case.seq_len, case.heads, case.value_dim)
+            for rows, own in zip(torch.split(o_THV, sizes), found, strict=True):
+                rows.copy_(own)
+        return o_THV.view(case.batch, case.seq_len, case.heads, -1).transpose(1, 2)
 
     return joined
 
@@ -406,11 +417,7 @@ def trimmed(case: Case) -> Case:
     return dataclasses.replace(case, kv_len=longest, mask=mask)
 
 
-@ragged(
-    "sdpa-trimmed", "any", "padding",
-    flops=lambda case: flops("any", trimmed(case)),
-    workspace=lambda case: workspace("any", trimmed(case)),
-)  # fmt: skip
+@made_of("sdpa-trimmed", lambda case: [trimmed(case)] if ragged(case) else [], masks=("padding",))
 def build_trimmed(case: Case) -> AttentionCall:
     """SDPA, keys and mask cut to the longest item."""
     plain, keys = build("any", trimmed(case)), trimmed(case).kv_len
@@ -419,16 +426,10 @@ def build_trimmed(case: Case) -> AttentionCall:
     return lambda q, k_BGSD, v_BGSV, /: plain(q, k_BGSD[:, :, :keys], v_BGSV[:, :, :keys])
 
 
-def varlen_reason(case: Case) -> str | None:
-    """Why torch's varlen_attn cannot take the case here, or None."""
-    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
-        return f"torch {torch.__version__} has no varlen_attn"
-    if case.mask.documents and case.seq_len == case.kv_len:
-        return supports("flash", dataclasses.replace(case, mask=Mask()))
-    return "is for document:… with as many queries as keys"
-
-
-@ragged("sdpa-varlen", "flash", "document", devices=("cuda",), supports=varlen_reason)
+@made_of(
+    "sdpa-varlen", lambda case: ragged(case) if case.seq_len == case.kv_len else [], "flash",
+    masks=("document",), devices=("cuda",), workspace=ragged_workspace,
+)  # fmt: skip
 def build_varlen(case: Case) -> AttentionCall:
     """Torch's varlen_attn: packed documents, no mask."""
     from torch.nn.attention import varlen

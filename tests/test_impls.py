@@ -242,9 +242,10 @@ def test_item_by_item_multiplies_what_each_item_has_and_prepares_no_mask(mask, p
 
 def test_what_is_for_ragged_batches_says_so_of_others():
     for name, masks in (("sdpa-items", "padding:… and document:…"), ("sdpa-trimmed", "padding:…")):
-        assert unsupported(name, case_of()) == f"is for {masks}"
-        nothing = case_of(mask="padding:0+9", batch=1)
-        assert unsupported(name, nothing) == "no item of the batch has a key"
+        assert unsupported(name, case_of()) == f"is for {masks} with keys"
+        assert (
+            unsupported(name, case_of(mask="padding:0+9", batch=1)) == f"is for {masks} with keys"
+        )
 
 
 def varlen_by_document(q, k, v, *, cu_seq_q, cu_seq_k, max_q, max_k, **options):
@@ -273,7 +274,7 @@ def test_varlen_is_asked_for_the_documents_of_all_batch_items(mask, monkeypatch)
 def test_varlen_is_refused_with_the_reason(monkeypatch):
     documents: dict[str, Any] = {"mask": "document:5+3", "device": "cuda"}
     assert unsupported("sdpa-varlen", case_of(mask="document:5+3")) == "runs on cuda, not cpu"
-    reason = "is for document:… with as many queries as keys"
+    reason = "is for document:… with keys, L = S"
     assert unsupported("sdpa-varlen", case_of(**documents, kv_len=20)) == reason
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
     assert "has no varlen_attn" in (unsupported("sdpa-varlen", case_of(**documents)) or "")
