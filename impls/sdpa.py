@@ -402,8 +402,8 @@ def build_items(case: Case) -> AttentionCall:
             o_THV = torch.cat([*found])
         else:  # one output at a time takes less memory
             o_THV = q_BHLD.new_empty(case.batch * case.seq_len, case.heads, case.value_dim)
-            for rows, own in zip(torch.split(o_THV, sizes), found, strict=True):
-                rows.copy_(own)
+            for rows in torch.split(o_THV, sizes):
+                rows.copy_(next(found))
         return o_THV.view(case.batch, case.seq_len, case.heads, -1).transpose(1, 2)
 
     return joined
