@@ -53,12 +53,17 @@ def observations_us(record: Record) -> list[float]:
     the processes' medians of that: the fresh process is the replicate, not the sample within it.
     All cells of a group meet the same machine, so that these are what to compare cells by.
     """
+    processes = _observed_us(record)
+    return processes[0] if len(processes) == 1 else [median(times) for times in processes]
+
+
+def _observed_us(record: Record) -> list[list[float]]:
+    """By process the fastest of each window, of those left alone where there are any."""
     window = record.metrics.get("window") or 1
-    processes = [  # the fastest of each window, of those left alone where there are any
+    return [
         [us for _, us in fastest_of_windows([(s.disturbed, s.own_us) for s in samples], window)]
         for samples in by_process(record)
     ]
-    return processes[0] if len(processes) == 1 else [median(times) for times in processes]
 
 
 def time_us(record: Record) -> float | None:
@@ -100,18 +105,25 @@ def interval_us(record: Record) -> Interval | None:
     speed (as the fixed loop around the sample tells), and where no sample was left alone by other
     work (the truth lies between processor and wall time); how high the low end might have come
     out; and what two processes of the same code differ by. Over several processes it is over
-    those, too. Elsewhere it is that of the median, over samples or over processes.
+    those, too. Elsewhere it is that of the median, over samples or over processes. Of two, which
+    say little of a third, it is from the lower end of the one to the upper end of the other.
     """
     if not record.samples:
         return None
     processes = by_process(record)
     if _by_median(record):
-        found = observations_us(record)
-        return processes_interval(found) if len(processes) > 1 else median_interval(found)
+        each = [median_interval(us) for us in _observed_us(record)]
+        if len(each) == 1:
+            return each[0]
+        known = [of for of in each if of]
+        if len(known) == len(each) == 2:
+            return min(low for low, _ in known), max(high for _, high in known)
+        return processes_interval(observations_us(record))
     if min(map(len, processes)) < FEWEST:
         return None
     ends = [low_end(record, samples) for samples in processes]
-    between = processes_interval([least for least, _, _ in ends])
+    least = [least for least, _, _ in ends]
+    between = (min(least), max(least)) if len(least) == 2 else processes_interval(least)
     low = median(low for _, low, _ in ends) * (1 - ABOVE_OTHERS)
     high = median(high for _, _, high in ends) * (1 + BELOW_OTHERS)
     return (low, high) if between is None else (min(low, between[0]), max(high, between[1]))

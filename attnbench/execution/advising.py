@@ -20,7 +20,7 @@ from attnbench.planning.models import asked_sweeps
 from attnbench.planning.plan import Axes, Job, Plan, jobs_of, reads_cache
 from attnbench.schema.record import Cell, Record
 from attnbench.store.runs import load_run
-from attnbench.theory.choices import DEFAULT, WORDS
+from attnbench.theory.choices import DEFAULT, choices
 
 if TYPE_CHECKING:
     from attnbench.execution.session import SweepRequest
@@ -43,7 +43,10 @@ def request(
     asked, left_out = asked_sweeps((Axes(),), axes, **calls)
     sweeps = kernels_alone(asked)
     main = [
-        a.having(impls=dict.fromkeys([*(a.impls or WORDS), DEFAULT]), step=a.step or "call")
+        a.having(
+            impls=dict.fromkeys([*(a.impls or choices(a.values.get("masks", ("full",)))), DEFAULT]),
+            step=a.step or "call",
+        )
         for a in sweeps
     ]
     layers: tuple[Axes, ...] = ()

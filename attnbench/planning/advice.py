@@ -9,7 +9,7 @@ from attnbench.planning.forecast import Forecast
 from attnbench.planning.plan import Axes, Job, expand, work
 from attnbench.schema.axes import AXES
 from attnbench.schema.case import parse_position
-from attnbench.theory.choices import DEFAULT, WORDS
+from attnbench.theory.choices import DEFAULT, choices
 
 ROUNDS = 8  # of a race, before anything is decided
 TIMING = (0.05, 0.5)  # seconds of samples of a cell, as a forecast has them
@@ -44,7 +44,7 @@ def beside(sweeps: Sequence[Axes]) -> Iterator[Axes]:
         for case in expand(axes, "cpu"):
             if (packed := case.unpadded) != case:
                 row = {n: x for n, x in packed.to_json().items() if x != case.to_json()[n]}
-                impls = (axes.impls or WORDS) if packed.mask.documents else ()
+                impls = (axes.impls or choices([packed.mask.text])) if packed.mask.documents else ()
                 yield plain.having(
                     impls=dict.fromkeys((*impls, DEFAULT)),
                     **{AXES[name].keyword: x for name, x in row.items()},

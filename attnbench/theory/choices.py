@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +36,9 @@ def as_transformers(case: Case) -> str:
 def can_have(feature: str, impl: str) -> bool:
     """Whether a line of FEATURES can be written into the implementation's call."""
     return FEATURES.get(feature) in WORDS.get(base_name(impl), {}).get("has", ())
+
+
+def choices(masks: Iterable[str]) -> list[str]:
+    """What is tried under masks such as `padding:512+128`."""
+    asked = tuple(text.partition(":")[0] for text in masks)
+    return [name for name, row in WORDS.items() if {*asked} & {*row.get("masks", asked)}]
