@@ -196,7 +196,7 @@ def test_a_kind_of_failure_reads_as_sentences():
     assert "off by one" in why
     assert "float32 causal" in case
     assert where == "batch 0, head 2, query 17, dim 5: expected 0.25, got -1.5; allowed error 1e-06"
-    assert key == "query 17 sees key 18; it should see 0 … 17"
+    assert key == "query 17 also sees key 18; it should see 0 … 17"
     assert touched == "wrong in all 4 heads, 63 of 64 queries (0 … 62)"
     # Of what is wrong in the root mean square alone that is said.
     said = "in the root mean square it is off by 0.03, where 0.01 is allowed"

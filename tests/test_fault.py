@@ -160,7 +160,7 @@ EXPLAINED: dict[str, tuple[Case, Callable[..., torch.Tensor]]] = {
     "mask-filled": by(SQUARE, lambda s, seen: s.masked_fill(~seen, -1e-9)),
     "mask-filled ": by(UNEQUAL, lambda s, seen: s.masked_fill(~seen, -3.0)),
     "mask-filled  ": by(BLIND, lambda s, seen: s.masked_fill(~seen, -1e4)),
-    "mask-added  ": by(BLIND, lambda s, seen: s - 1e4 * (~seen)),
+    "blind-see-all": by(BLIND, lambda s, seen: s - 1e4 * (~seen)),
     "padding-side": by(PADDED, lambda s, seen: s.masked_fill(~seen.flip(-1), -math.inf)),
     "window-both-sides": (
         WINDOW,

@@ -28,7 +28,7 @@ def test_a_long_table_of_verdicts_says_what_it_leaves_out(tmp_path, monkeypatch)
     for text in (Page(page).text, (page.parent / "report.md").read_text()):
         assert "5 series are not shown here" in text
         assert "4 series of FLOPs and workspace are as predicted" in text
-        assert "on: n^2 holds (naive, sdpa, chunked), is refuted (mine)." in text
+        assert "on: n² holds (naive, sdpa, chunked), is refuted (mine)." in text
 
 
 LONG = "an-implementation-whose-name-goes-on-and-on-and-on-for-ever"

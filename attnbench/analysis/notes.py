@@ -135,6 +135,7 @@ def _asides(record: Record) -> Iterator[str]:
     yield from filter(None, (metrics.get("sensor_note"), metrics.get("energy_note")))
 
 
+_LASTING = ("keeps-results", "not-compiled", "crowded", "meddles")  # longer measuring mends none
 # What a sample may count in spite of: the name and the text of the note.
 _KEPT: dict[DiscardCode, tuple[str, str]] = {
     "gpu": ("slowed-gpu", "the GPU throttled itself, for heat or power,"),
@@ -164,7 +165,8 @@ def doubt(run: Run, frame: pd.DataFrame) -> tuple[str, str]:
     """
     timed = frame[frame["time_us"].notna()]
     half = (timed["time_us_high"] - timed["time_us_low"]) / 2 / timed["time_us"]
-    wide, unsteady = half > WIDE, timed["unsteady"].notna()
+    lasting = timed["unsteady"].fillna("").str.contains("|".join(_LASTING))
+    wide, unsteady = half > WIDE, timed["unsteady"].notna() & ~lasting
     found = [
         f"{count} of {cells} {'is' if count == 1 else 'are'} {what}"
         for count, cells, what in (

@@ -188,7 +188,7 @@ def _of_blind(case: Case, tensors: Tensors, got: torch.Tensor, near: Near) -> st
     """Which finite number in the place of −inf gives what rows without keys have."""
     blind_BHL, v = ~_seeing(case), values_of(case, tensors)
     scores = seen_scores(replace(case, mask=FULL), tensors)
-    for code, weights in (("mask-filled", 0 * scores), ("mask-added", scores)):
+    for code, weights in (("mask-filled", 0 * scores), ("blind-see-all", scores)):
         if near((weights.softmax(-1) @ v)[blind_BHL], got[blind_BHL], 0 * got[blind_BHL]):
             return code
     return None

@@ -42,6 +42,7 @@ from attnbench.worker.reference import (
     judge,
 )
 from attnbench.worker.workloads import WORKLOADS, Bound
+from attnbench.worker.workloads.decode import step_case
 
 OURS = ("set-up", "inputs and reference")  # stages in which no implementation lacks the memory
 
@@ -292,7 +293,10 @@ class Trial:
             kept = self._keeps(poisoned_call, pair, reference)
         del again
         if differing and self.checks_alone:
-            state = {"code": "state", "explained": ["call-before"]}
+            end = self.case.seq_len + self.case.query_tokens
+            slots = self.case.workload == "decode" and step_case(self.case, end).mask.lengths
+            why = "cache-slots" if slots else "call-before"
+            state = {"code": "state", "explained": [why]}
             self.metrics["fault"] = differing.fault | (state if kept else {})
         elif self.checks_alone:
             self._look_into(outputs, reference, wrong=found.reason is not None, kept=kept)

@@ -89,7 +89,8 @@ def _rows(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> Iterator[
         )  # fmt: skip
         ratios = [r.metrics["error_ratio"] for r in own if r.metrics.get("error_ratio") is not None]
         sums = (doc.Value(x, "count") for x in (passed, failed, counts["unsupported"], left))
-        worst = doc.Value(max(ratios, default=None), "number")
+        odd = any(k.first.code == "not-finite" for k in kinds if base_name(k.impl) == impl)
+        worst = doc.Value("NaN or ∞") if odd else doc.Value(max(ratios, default=None), "number")
         yield doc.Value(impl, "impl"), verdict, *sums, worst, why
 
 
@@ -201,7 +202,7 @@ def _keys(query: int, span: list[int], **which: list[int]) -> str:
     """Which keys the query has lost, or sees without right."""
     ((what, (low, high)),) = which.items()
     keys = f"key {low}" if low == high else f"keys {low} … {high}"
-    verb = "sees" if what == "seen" else "misses"
+    verb = "also sees" if what == "seen" else "misses"
     return f"query {query} {verb} {keys}; it should see {span[0]} … {span[1]}"
 
 

@@ -26,6 +26,7 @@ from attnbench.machine import limits
 from attnbench.report import document as doc
 from attnbench.report.documents import check
 from attnbench.report.documents.verify import decisive, laws
+from attnbench.report.growth import raised
 from attnbench.store.runs import Run
 
 SHOWN = 60  # rows of the table that comes first
@@ -122,7 +123,8 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> d
     frame = table.load(run, baseline)
     costs = frame.iloc[:0] if brief else table.rope_cost(run)
     found = None if brief else (scaling(run), crossovers(run, baseline))
-    fastest, law = leads(run, frame), grows(found[0].exponents) if found else ""
+    fastest = leads(run, frame)
+    law = raised(grows(found[0].exponents)) if found else ""
     statuses = set(frame["status"])
     code = ExitCode.OK if "ok" in statuses else ExitCode.USAGE
     bad = statuses & {"incorrect", "crashed", "error"}
