@@ -377,7 +377,10 @@ def ragged_workspace(case: Case) -> Estimate:
     return Estimate(alone + rows * case.heads * case.value_dim * case.element_bytes)
 
 
-@made_of("sdpa-items", ragged, masks=("padding", "document"), workspace=ragged_workspace)
+@made_of(
+    "sdpa-items", ragged, masks=("padding", "document"), workspace=ragged_workspace,
+    memory="O(n^2)",
+)  # fmt: skip
 def build_items(case: Case) -> AttentionCall:
     """SDPA for each item with its keys, or each document.
 
@@ -417,7 +420,10 @@ def trimmed(case: Case) -> Case:
     return dataclasses.replace(case, kv_len=longest, mask=mask)
 
 
-@made_of("sdpa-trimmed", lambda case: [trimmed(case)] if ragged(case) else [], masks=("padding",))
+@made_of(
+    "sdpa-trimmed", lambda case: [trimmed(case)] if ragged(case) else [], masks=("padding",),
+    memory="O(n^2)",
+)  # fmt: skip
 def build_trimmed(case: Case) -> AttentionCall:
     """SDPA, keys and mask cut to the longest item."""
     plain, keys = build("any", trimmed(case)), trimmed(case).kv_len
@@ -428,7 +434,7 @@ def build_trimmed(case: Case) -> AttentionCall:
 
 @made_of(
     "sdpa-varlen", lambda case: ragged(case) if case.seq_len == case.kv_len else [], "flash",
-    masks=("document",), devices=("cuda",), workspace=ragged_workspace,
+    masks=("document",), devices=("cuda",), workspace=ragged_workspace, memory="O(n)",
 )  # fmt: skip
 def build_varlen(case: Case) -> AttentionCall:
     """Torch's varlen_attn: packed documents, no mask."""

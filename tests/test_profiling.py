@@ -188,7 +188,8 @@ def test_what_is_timed_on_a_gpu_was_never_profiled_in_its_process(monkeypatch):
 
     monkeypatch.setattr(probes, "profile", Profiler)
     monkeypatch.setattr(probes, "make_matmul_workspaces", lambda: None)
-    bytes_ = iter([100, 130, 200, 340])  # before and after it is built; before a call, and its peak
+    # Before and after it is built, twice; before a call, and its peak.
+    bytes_ = iter([100, 130, 100, 130, 200, 340])
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: dict.fromkeys(STATISTICS, next(bytes_)))
     for name in ("synchronize", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)

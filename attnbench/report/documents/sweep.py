@@ -287,7 +287,7 @@ def packed(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
         if case.seq_len == 1:
             continue  # a static cache, whose other form is the cache cut to its tokens
         other = cells.get((case.unpadded.case_id, row["impl"]))
-        if other is None or other is padded or not (padded.samples or other.samples):
+        if other is None or other is padded or not (padded.samples and other.samples):
             continue
         axes = [name for name in names[row["workload"]] if name not in (*INNER, "batch", "mask")]
         title = f"{case.mask.text.removeprefix('padding:')} {label(row, axes)}"
