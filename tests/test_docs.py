@@ -24,6 +24,7 @@ def blocks(language: str, text: str = EVERYTHING) -> list[str]:
 
 
 LINES = [line.split("#")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+LINES += re.findall("`(attnbench [a-z]+ .+?)`", PAGES["notes.md"])
 COMMANDS = sorted({re.sub(r"^.*?(?=attnbench )", "", x) for x in LINES if "attnbench " in x})
 
 
@@ -136,6 +137,13 @@ def test_the_claims_in_the_docs_are_read(tmp_path):
     file = tmp_path / "my.toml"
     file.write_text(example)
     assert read(file).names() == ["sdpa-speed"]
+
+
+def test_every_claim_about_the_notes_stands_in_their_page_where_it_belongs():
+    from attnbench.analysis.claims.statement import read
+
+    shown_by = "".join(row.split("|")[-2] for row in PAGES["notes.md"].splitlines() if "|" in row)
+    assert set(re.findall("`([a-z0-9]+-[a-z0-9-]+)`", shown_by)) == set(read().names())
 
 
 @pytest.mark.slow

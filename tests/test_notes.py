@@ -1,12 +1,15 @@
 """What five lecture notes on attention derive: worked examples, shapes and identities.
 
 Each test is one statement, with the note's number and, where the note is wrong, what is right.
-What a run can decide of the same notes is in attnbench/analysis/claims/notes.toml.
+What a run can decide of the same notes is in attnbench/analysis/claims/notes.toml; docs/notes.md
+has all that they state.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +19,9 @@ from attnbench.api import dense_mask
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.theory.costs import core_flops, projection_flops
 from attnbench.theory.masks import admitted_pairs
-from attnbench.worker.positions import rotated
+from attnbench.worker.positions import addition, rotated
 
+PAGE = (Path(__file__).parent.parent / "docs" / "notes.md").read_text(encoding="utf-8")
 ROPE = parse_position("rope-interleaved")  # the pairs (2k, 2k + 1) of the notes
 SIZES = [(4, 8, 2), (5, 12, 3), (64, 64, 8)]  # n, width, heads
 PLACES = [(0, 0), (5, 2), (3, 40), (1000, 4096)]  # of query and key
@@ -68,8 +72,20 @@ def test_003_the_printed_softmaxes_of_three_scores_are_wrong():
     assert rounds_to(scaled.softmax(-1), [0.32, 0.35, 0.33])  # printed: [0.3, 0.5, 0.2]
 
 
+def test_003_the_page_has_the_right_values_as_its_code_prints_them():
+    (code,) = re.findall("```python\n(.*?)```", PAGE, re.S)
+    printed: list[torch.Tensor] = []
+    exec(code, {"print": lambda *values: printed.extend(values)})
+    rows = [row.split("|")[3] for row in PAGE.splitlines() if row.endswith("| above |")]
+    right = re.findall(r"\d?\.\d\d+", "".join(rows))
+    values = torch.cat([x.flatten() for x in printed]).tolist()
+    places = [len(text.partition(".")[2]) for text in right]
+    rounded = [f"{x:.{digits}f}" for x, digits in zip(values, places, strict=True)]
+    assert right == [text.removeprefix("0") for text in rounded]
+
+
 def test_003_two_words_step_by_step_and_000_a_reduction_from_144_to_97():
-    assert round(100 * (1 - 97 / 144), 1) == 32.6  # percent
+    assert f" {100 * (1 - 97 / 144):.1f} %" in PAGE
     q, k = torch.tensor([[0.9, 0.3], [0.6, 0.8]]), torch.tensor([[0.8, 0.4], [0.5, 0.9]])
     assert rounds_to(q @ k.T, [[0.84, 0.72], [0.80, 1.02]])
     assert rounds_to(q @ k.T / 1.41, [[0.60, 0.51], [0.57, 0.72]])
@@ -88,7 +104,8 @@ def test_000_003_and_004_the_shapes_of_the_examples():
     q, k = torch.zeros(2, 3, 1, 4), torch.zeros(2, 3, 7, 4)  # one query over a cache of T keys
     assert attnbench.get("naive")(q, k, k).shape == q.shape
     many = torch.zeros(12, 1, 1).expand(12, 1000, 1)
-    assert (many @ many.mT).numel() == 12_000_000
+    scores = (many @ many.mT).numel()
+    assert f" {scores:,}, in float32 {scores * 4 / 2**20:.1f} MiB" in PAGE
     for shapes in (((10, 512), (64, 64)), ((8, 4), (8, 1))):  # printed: W_i square; W × token
         with pytest.raises(RuntimeError):
             torch.zeros(shapes[0]) @ torch.zeros(shapes[1])
@@ -218,6 +235,18 @@ def test_000_a_rotated_score_depends_on_the_distance_and_its_sine_has_the_other_
     right, printed = (same @ angle.cos() + sign * (cross @ angle.sin()) for sign in (1, -1))
     assert abs(right - score) < 1e-10 * q.norm() * k.norm()
     assert m == n or abs(printed - score) > 1e-3 * abs(score)
+
+
+@pytest.mark.parametrize("shift", [1, 7, 100])
+def test_002_one_rotation_takes_the_sinusoids_of_every_position_to_those_further_on(shift):
+    case = Case(workload="layer", position=parse_position("sinusoidal"), width=16, dtype="float64")
+    p = addition(case, 128)
+    assert p is not None
+    angle = shift * 10000.0 ** (-torch.arange(0, 16, 2) / 16)
+    sine, cosine = p[..., 0::2], p[..., 1::2]
+    turned = angle.cos() * sine + angle.sin() * cosine, angle.cos() * cosine - angle.sin() * sine
+    moved = torch.stack(turned, dim=-1).flatten(-2)
+    assert close(moved[..., :-shift, :], p[..., shift:, :])
 
 
 @pytest.mark.parametrize("impl", ["naive", "sdpa", "chunked"])
