@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -99,3 +100,14 @@ def test_list_shows_what_makes_up_each_name_and_its_command(cli, tmp_path):
     assert [(row["name"], row["family"]) for row in family["table"]] == [("performer", "linear")]
     file = tmp_path / "my file.py"
     assert f"--impl {shlex.quote(str(file))}\n" in cli("list", "gru", "--impl", file).stdout
+
+
+@pytest.mark.usefixtures("imagined_worker")
+@pytest.mark.parametrize(
+    "name", ["prunning", "relativ", "decodr", "redundent heads", "llama-3.1-8c"]
+)
+def test_a_name_that_list_does_not_know_ends_in_one_that_it_does(cli, assert_refused, name):
+    missed = cli("list", name)
+    assert_refused(missed, f"nothing is called '{name}'")
+    (suggestion,) = re.findall("did you mean '(.+?)'", missed.stderr)
+    assert cli("list", suggestion).exit_code == 0
