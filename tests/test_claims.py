@@ -103,6 +103,10 @@ def test_the_committed_run_answers_the_notes_as_it_always_did():
 
 LIES: list[tuple[str, str, Any, str]] = [
     ("total-flops", "layer", metric("flops_counted", lambda c, v: v + c.seq_len**3), "refuted"),
+    ("long-n", "layer",
+     metric("flops_counted", lambda c, v: 8 * c.seq_len * c.model_width**2), "refuted"),
+    ("scores-kept", "attention",
+     metric("memory_saved_bytes", lambda c, v: 16 * c.heads * c.seq_len * c.head_dim), "refuted"),
     ("heads-flops", "attention", metric("flops_counted", lambda c, v: v + c.heads), "refuted"),
     ("heads-time", "attention", slower(lambda c: 1 / c.heads), "refuted"),
     ("heads-parallel", "attention", slower(lambda c: 3, impl="naive-heads"), "holds"),
@@ -123,6 +127,26 @@ def test_a_run_that_says_otherwise_turns_the_verdict_round(name, cells, change, 
     assert found.verdict == verdict, found.reason
     claim = NOTES.get(name)
     assert agrees(claim, found) == (claim.open or claim.expected == verdict)
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "differs"),
+    [
+        ("total-flops", "layer", {"layers": 2}),
+        ("total-flops", "layer", {"projection": "mla:rank=128"}),
+        ("long-n", "layer", {"layers": 2}),
+        ("cached-flops", "decode", {"layers": 2}),
+        ("cached-flops", "decode", {"query_tokens": 4}),
+        ("cache-grows", "decode", {"layers": 2}),
+    ],
+)
+def test_a_claim_with_a_formula_leaves_out_the_cells_of_which_that_is_another(name, cells, differs):
+    others = [
+        replace(r, cell=replace(r.cell, case=Case.from_json(r.cell.case.to_json() | differs)))
+        for r in of(cells)
+    ]
+    assert ask(name, of(cells)).verdict == "holds"
+    assert ask(name, others).verdict == "inconclusive"
 
 
 @pytest.mark.parametrize("records", [[], synthetic.failed_records(), synthetic.bare_records()])
