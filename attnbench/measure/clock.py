@@ -57,7 +57,7 @@ class Flush:
     """Evicts the last cache of a device by reading a buffer of twice its size.
 
     On CUDA it is enqueued on the current stream and not waited for, and allocates nothing. On a CPU
-    it evicts code, too, which in a program the ops before a call bring back: a few small ones do.
+    it evicts code, too, which in a program each layer uses again: small ops bring it back.
     """
 
     # Elements in a row. Long enough that the sums, the only bytes written, leave hardly a dirty
@@ -73,14 +73,16 @@ class Flush:
         self._data = torch.ones(rows, self._ROW, dtype=torch.float32, device=device)
         self._sums = torch.empty(rows, dtype=torch.float32, device=device)
         self.nbytes = self._data.nbytes
-        self._small = torch.ones(64, 64) if device == "cpu" else None
+        self._small = torch.ones(1, 2, 32, 32) if device == "cpu" else None
 
     def __call__(self) -> None:
         """Read all of the buffer."""
         torch.sum(self._data, dim=1, out=self._sums)
         if self._small is not None:
-            normed = torch.nn.functional.rms_norm(self._small, self._small.shape[-1:])
-            torch.nn.functional.silu(normed @ self._small)
+            x_1HLD = torch.nn.functional.rms_norm(self._small, self._small.shape[-1:])
+            torch.nn.functional.silu(x_1HLD @ x_1HLD)
+            torch.softmax(x_1HLD @ x_1HLD.mT, -1) @ x_1HLD
+            torch.nn.functional.scaled_dot_product_attention(x_1HLD, x_1HLD, x_1HLD)
 
 
 class HostClock(Clock):
