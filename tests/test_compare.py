@@ -27,11 +27,11 @@ SIZES = (128, 256, 512, 1024, 2048)
 BASE_US = {"naive": 1.0, "naive-heads": 1.1, "sdpa": 0.6, "chunked": 0.8}
 
 
-def cells(seed=0, slow=1.0, noise=0.01, own=None, groups=None, **metrics):
-    """Records of 4 implementations at 5 lengths, in a mood `slow`, with changes of some `own`."""
+def cells(seed=0, slow=1.0, noise=0.01, own=None, groups=None, impls=IMPLS, **metrics):
+    """Records of implementations at 5 lengths, in a mood `slow`, with changes of some `own`."""
     draw = random.Random(seed)
     for n in SIZES:
-        for impl in IMPLS:
+        for impl in impls:
             level = BASE_US[impl] * n**1.8 / 100 * slow * math.exp(draw.gauss(0, noise))
             level *= (own or {}).get((impl, n), 1.0) * (groups or {}).get(n, 1.0)
             times = [level * math.exp(draw.gauss(0, 0.002)) for _ in range(9)]
@@ -61,6 +61,54 @@ def verdicts(found) -> dict[tuple[str, int], str]:
 
 def changed(found) -> dict[tuple[str, int], str]:
     return {cell: v for cell, v in verdicts(found).items() if v != "no change seen"}
+
+
+@pytest.mark.parametrize(("factors", "load", "named", "code"), [
+    ({"naive": 1.5}, 5.0, {("naive", "slower")}, ExitCode.FINDING),
+    ({"sdpa": 1 / 1.5}, 5.0, {("sdpa", "faster")}, ExitCode.OK),
+    ({"naive": 1.25, "sdpa": 0.8}, 5.0, {("naive", "open")}, ExitCode.FINDING),
+    ({"naive": 1.5, "sdpa": 1.5}, 5.0, set(), ExitCode.OK),
+    ({"naive": 1.15}, 5.0, set(), ExitCode.OK),
+    ({"naive": 1.15}, 0.5, {("naive", "slower")}, ExitCode.FINDING),
+])  # fmt: skip
+def test_of_two_that_took_turns_the_one_whose_time_moved_is_named(
+    tmp_path, factors, load, named, code
+):
+    two = {"impls": ("naive", "sdpa"), "load_1m": load}
+    own = {(impl, n): factor for impl, factor in factors.items() for n in SIZES}
+    run(tmp_path, "before", seed=1, **two)
+    run(tmp_path, "after", seed=2, own=own, **two)
+    (found,) = compare(["before", "after"], tmp_path)
+    rows = [row for row in found.same.ratios if row.verdict != "no change seen"]
+    assert {(row.impl, row.verdict) for row in rows} == named
+    assert document([found], fail_slower=True).exit_code == code
+    for row in found.same.rows:
+        assert row.before_us * row.shift * row.ratio == pytest.approx(row.after_us)
+        if code == ExitCode.FINDING and ("naive", "slower") in named:
+            expected = factors["naive"] if row.impl == "naive" else 1.0
+            assert row.ratio == pytest.approx(expected, rel=0.05)
+
+
+def test_when_one_of_many_implementations_slows_the_others_are_not_called_faster(tmp_path):
+    run(tmp_path, "before", seed=1)
+    run(tmp_path, "after", seed=2, slow=0.8, own={("sdpa", n): 1.6 for n in SIZES})
+    (found,) = compare(["before", "after"], tmp_path)
+    rows = {row.impl: row.verdict for row in found.same.ratios}
+    assert rows.pop("sdpa") == "slower"
+    assert set(rows.values()) <= {"no change seen"}
+    assert "✗ sdpa slower against" in written.conclusion(document([found]).conclusion)
+
+
+def test_earlier_runs_of_another_kernel_file_are_not_runs_of_equal_code(tmp_path):
+    for n in range(6):
+        factor = 1.5 if n % 2 else 1.0
+        own = {("naive", size): factor for size in SIZES}
+        info = {"files": {"kernel.py": f"digest of {factor}"}}
+        run(tmp_path, f"old{n}", seed=100 + n, own=own, info=info, load_1m=1.0)
+    run(tmp_path, "before", seed=1, load_1m=1.0)
+    run(tmp_path, "after", seed=2, own={("naive", n): 1.5 for n in SIZES}, load_1m=1.0)
+    (found,) = compare(["before", "after"], tmp_path)
+    assert {row.impl for row in found.same.ratios if row.verdict == "slower"} == {"naive"}
 
 
 def test_a_cell_whose_history_is_noisy_must_change_by_more(runs, tmp_path):

@@ -6,6 +6,9 @@ its own level + a shift common to the run + one common to its group + what is le
 The shift is the machine's mood or a change common to all cells: runs alone cannot tell which. The
 residual is the cell's own; how far residuals of the same code scatter is known from earlier runs.
 Shifts and residuals are natural logarithms of ratios of times.
+
+What moved two implementations that took turns cancels in the ratio of their times: so that ratio
+differs less from run to run than either time does.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, permutations
+from statistics import mean
 
 from scipy import special
 
@@ -30,18 +34,20 @@ _ROUNDS = 4  # after so many turns levels and shifts of a table move no further 
 class CellTime:
     """The time of a cell in one run; `group` names the cells that were interleaved with it.
 
-    `error` is how far its ln may be off within the run, as a standard error.
+    `error` is how far its ln may be off within the run, as a standard error; `load` is the load
+    average for each core at its end.
     """
 
     time_us: float
     error: float = 0.0
     group: str = ""
+    load: float | None = None
 
 
 Times = Mapping[Key, CellTime]
 
 
-def time_of(record: Record) -> CellTime | None:
+def time_of(record: Record, cores: int | None) -> CellTime | None:
     """The time of a record, if it has one, with its error: what slows all cells is left aside.
 
     Of a low end: half of how far the third fastest sample lies above it. Where several came out
@@ -57,7 +63,9 @@ def time_of(record: Record) -> CellTime | None:
     else:
         low, high = times.interval_us(record) or (1.0, 1.0)
         error = math.log(high / low) / 3.92
-    return CellTime(time_us=time_us, error=error, group=str(record.metrics.get("group") or ""))
+    load, group = record.metrics.get("load_1m"), str(record.metrics.get("group") or "")
+    busy = None if load is None or not cores else load / cores
+    return CellTime(time_us=time_us, error=error, group=group, load=busy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +142,69 @@ def taken_apart(runs: Sequence[Times]) -> tuple[dict[Key, CellTime], list[Shift]
     return levels, shifts
 
 
+# How far the ratio of two implementations differs between two runs of equal code, as a standard
+# deviation of its ln: what all cases of a run share, and what each adds. On a calm machine, with a
+# load below one for each core, it is a part of that (results/selftest-compare).
+RATIO_OF_RUN, RATIO_OF_CASE, CALM = 0.05, 0.08, 0.4
+RATIO_FREEDOM = 8  # what that counts for beside a machine's stored runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatioChange:
+    """How the ratio of time of `impl` to that of `against` changed from one run to another, as ln.
+
+    `sd` is what runs of equal code differ by where nothing is stored of them, `moved` the change of
+    either time beyond what most implementations share; with only two of them, the whole change.
+    """
+
+    impl: str
+    against: str
+    value: float
+    sd: float
+    moved: tuple[float, float]
+    cases: int
+    load: float
+
+
+def ratio_changes(after: Times, before: Times) -> list[RatioChange]:
+    """One for each implementation that took turns with others in both runs.
+
+    Of its ratios to each of the others, medians over the cases, the middle one counts, of two the
+    one nearer to 0: so it stays where it is when some of the others move.
+    """
+    cases: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
+    for key in (key for key in after if key in before and after[key].group):
+        a, b = after[key], before[key]
+        cases[a.group, b.group, key[0]][key[1]] = math.log(a.time_us / b.time_us)
+    ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    alone: dict[str, list[float]] = defaultdict(list)
+    for moved in cases.values():
+        for one, other in permutations(moved, 2):
+            ratios[one][other].append(moved[one] - moved[other])
+        for impl in moved if len(moved) > 1 else ():
+            alone[impl].append(moved[impl])
+    load = max(_load(after), _load(before)) if ratios else math.inf
+    calm = CALM if load < 1 else 1.0
+    common = median(x for of in alone.values() for x in of) if len(alone) > 2 else 0.0
+    found = []
+    for impl, others in ratios.items():
+        ordered = sorted((median(values), other) for other, values in others.items())
+        middle = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+        value, other = min(middle, key=lambda of: abs(of[0]))
+        count = len(others[other])
+        found.append(RatioChange(
+            impl=impl, against=other, value=value, cases=count, load=load,
+            sd=calm * math.hypot(RATIO_OF_RUN, RATIO_OF_CASE / math.sqrt(count)),
+            moved=(median(alone[impl]) - common, median(alone[other]) - common),
+        ))  # fmt: skip
+    return found
+
+
+def _load(run: Times) -> float:
+    """The typical load of a run; without end where it is unknown."""
+    return median(math.inf if cell.load is None else cell.load for cell in run.values())
+
+
 # Where a machine has no history: that of a virtual machine of two cores beside other work
 # (results/selftest-compare).
 UNKNOWN_SPREAD = 0.05
@@ -148,10 +219,13 @@ class Spread:
     `typical` is the standard deviation of ln(time in one / time in the other) of the typical cell
     of the typical pair, `factors` how many times that of its pair a cell's own is. `runs` is how
     many runs it rests on, 0 for the default; `shifts` are those from each to the next of its code.
+    `ratios` is, for an implementation, how many times `RatioChange.sd` the change of its ratio is,
+    and with how many degrees of freedom.
     """
 
     typical: float = UNKNOWN_SPREAD
     factors: Mapping[Key, float] = field(default_factory=dict)
+    ratios: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     runs: int = 0
     shifts: Sequence[float] = ()
 
@@ -176,6 +250,7 @@ def spread(series: Iterable[Sequence[Times]]) -> Spread:
     typical: list[float] = []
     shifts: list[float] = []
     count = 0
+    series = list(series)
     for runs in series:
         count += len(runs)
         freedom.update(key for run in runs for key in run)
@@ -192,13 +267,34 @@ def spread(series: Iterable[Sequence[Times]]) -> Spread:
                 typical.append(here)
                 for key, value in left.items():
                     found[key].append(value / here)
-    if not found:
+    if not typical:
         return Spread()
     factors = {
         key: math.sqrt((_PRIOR + freedom[key] * scale(values) ** 2) / (_PRIOR + freedom[key]))
         for key, values in found.items()
     }
-    return Spread(typical=median(typical), factors=factors, runs=count, shifts=shifts)
+    ratios = _ratio_factors(series)
+    return Spread(
+        typical=median(typical), factors=factors, ratios=ratios, runs=count, shifts=shifts
+    )
+
+
+def _ratio_factors(series: Iterable[Sequence[Times]]) -> dict[str, tuple[float, int]]:
+    """`Spread.ratios`, from means of squares, as tails count; drawn towards 1 as in `spread`."""
+    squares: dict[str, list[float]] = defaultdict(list)
+    freedom: Counter[str] = Counter()
+    for runs in series:
+        known = [run for run in runs if run and _load(run) < math.inf]
+        changes = [ratio_changes(after, before) for before, after in combinations(known, 2)]
+        for change in (change for of in changes for change in of):
+            squares[change.impl].append((change.value / change.sd) ** 2)
+        for impl in {change.impl for of in changes for change in of}:
+            freedom[impl] += len(known) - 1
+    total = {impl: freedom[impl] + RATIO_FREEDOM for impl in squares}
+    return {
+        impl: (math.sqrt((RATIO_FREEDOM + freedom[impl] * mean(of)) / total[impl]), total[impl])
+        for impl, of in squares.items()
+    }
 
 
 def scale(values: Collection[float]) -> float:

@@ -137,6 +137,8 @@ def test_compare_counts_again_from_what_it_kept(cli, tmp_path):
     assert known["runs"] == {"mine-0": 6, "mine-0.3": 6, "quick": 6}
     disjoint = known["pairs"]["quick: disjoint pairs"]
     assert (disjoint["pairs"], disjoint["named"]) == (3, disjoint["planted"])
+    whole = known["pairs"]["mine-0: all pairs"]
+    assert (whole["impls_called"], whole["named_1.5"]) == (0, whole["planted_whole"])
     real = known["pairs"]["mine-0 against mine-0.3, really slower"]
     assert real["planted"] == real["named"] == 12
     cli("compare")

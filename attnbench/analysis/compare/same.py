@@ -5,14 +5,25 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from scipy import special
 
-from attnbench.analysis.apart import Key, Shift, Spread, Times, common_shift, residuals, scale
+from attnbench.analysis.apart import (
+    RATIO_FREEDOM,
+    Key,
+    RatioChange,
+    Shift,
+    Spread,
+    Times,
+    common_shift,
+    ratio_changes,
+    residuals,
+    scale,
+)
 from attnbench.analysis.compare.sources import Source, SourceCell, of_entry, of_run, read
 from attnbench.analysis.history.entries import FILE, read_file
 from attnbench.errors import AttnbenchError, StoreError
@@ -32,6 +43,7 @@ ALPHA = 0.005
 FREEDOM = 8
 LEAST_SHIFT = math.log(1.01)  # a shift of all cells below this is not worth a verdict
 UNEQUAL = 0.3  # what a neighbour adds to the time of a group differs by so much from cell to cell
+FARTHER = 1.5  # times as far as the other one moved that of two which changed
 MOST_RUNS = 20  # of history: the latest
 HOW = ("allocator", "matmul_precision")  # of a run, beside what each cell was timed by:
 HOW_CELL = ("l2", "timer")
@@ -45,7 +57,8 @@ class Row:
     """What became of one cell from the first source to the second.
 
     `ratio` is time after / before once what all cells did together is taken off, [`low`, `high`]
-    where it lies with 99.5 %; None where the times cannot be compared, for `reason`.
+    where it lies with 99.5 %, `shift` what was taken off: time after = before · `ratio` · `shift`.
+    None where the times cannot be compared, for `reason`.
     """
 
     key: Key
@@ -59,15 +72,45 @@ class Row:
     ratio: float | None = None
     low: float | None = None
     high: float | None = None
+    shift: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatioRow:
+    """What became of the time of `impl` / that of `against` over `cases` that both took turns in.
+
+    `ratio` is that after / that before, [`low`, `high`] where it lies with 99.5 %; `times` are the
+    time after / before of either beyond what most share. `open`: they are too alike to say that
+    `impl` got slower, and not `against` faster.
+    """
+
+    impl: str
+    against: str
+    cases: int
+    verdict: Verdict | Literal["open"]
+    ratio: float
+    low: float
+    high: float
+    times: tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """All shared cells of two sources of one machine; `shift` and `spread` are what was assumed."""
+    """All shared cells of two sources of one machine; `shift` and `spread` are what was assumed.
+
+    The shift is that of implementations which did not change against the others.
+    """
 
     rows: tuple[Row, ...]
+    ratios: tuple[RatioRow, ...]
     shift: Shift
     spread: Spread
+
+    @property
+    def slower(self) -> bool:
+        """Whether a cell is, or an implementation against another that did not get faster."""
+        verdicts = [row.verdict for row in self.rows], [row.verdict for row in self.ratios]
+        return any(verdict in ("slower", "open") for of in verdicts for verdict in of)
 
     @property
     def all_moved(self) -> bool:
@@ -91,14 +134,18 @@ def compare(before: Source, after: Source, noise: Spread) -> Compared:
     residuals of the other cells of its group (a moderated t, Smyth 2004, as in `apart.spread`).
     The errors of both times and part of its group's own shift are added. So where a neighbour
     slowed cells unequally, the intervals of those that met it are wide, and only theirs.
+    Implementations that changed against others say nothing of what all share.
     """
     old, new = before.times, after.times
     for name in HOW:
         if before.environment.get(name) != after.environment.get(name):
             old = {}
-    shift = common_shift(new, old)
+    ratios = tuple(_ratios(new, old, noise))
+    changed_impls = {row.impl for row in ratios if row.verdict in ("slower", "faster")}
+    steady = {key for key in old if key[1] not in changed_impls} or old.keys()
+    shift = common_shift(new, {key: old[key] for key in old if key in steady})
     left = residuals(new, old, shift)
-    halves = _halves(new, old, left, shift, noise)
+    halves = _halves(new, old, left, shift, noise, steady)
     rows = []
     for key in (k for k in after.cells if k in before.cells):
         a, b = before.cells[key], after.cells[key]
@@ -113,26 +160,64 @@ def compare(before: Source, after: Source, noise: Spread) -> Compared:
             changed: Verdict = "slower" if middle > 0 else "faster"
             verdict: Verdict = changed if abs(middle) > half else "no change seen"
             ratio, low, high = (math.exp(middle + off) for off in (0.0, -half, half))
-            row = replace(row, verdict=verdict, ratio=ratio, low=low, high=high)
+            moved = math.exp(shift.of(new[key], old[key]))
+            row = replace(row, verdict=verdict, ratio=ratio, low=low, high=high, shift=moved)
         rows.append(row)
-    return Compared(rows=tuple(rows), shift=shift, spread=noise)
+    return Compared(rows=tuple(rows), ratios=ratios, shift=shift, spread=noise)
+
+
+def _ratios(new: Times, old: Times, noise: Spread) -> Iterator[RatioRow]:
+    """A row for each implementation, the clearest first; of two, held against each other, one."""
+    halves = {}
+    for change in ratio_changes(new, old):
+        factor, freedom = noise.ratios.get(change.impl, (1.0, RATIO_FREEDOM))
+        halves[change] = float(special.stdtrit(freedom, 1 - ALPHA / 2)) * factor * change.sd
+    shown: set[tuple[str, str]] = set()
+    for change in sorted(halves, key=lambda change: -abs(change.value) / halves[change]):
+        half = halves[change]
+        verdict = _verdict(change, half)
+        if verdict is None or (change.against, change.impl) in shown:
+            continue
+        shown.add((change.impl, change.against))
+        ratio, low, high = (math.exp(change.value + off) for off in (0.0, -half, half))
+        yield RatioRow(
+            impl=change.impl, against=change.against, cases=change.cases, verdict=verdict,
+            ratio=ratio, low=low, high=high,
+            times=(math.exp(change.moved[0]), math.exp(change.moved[1])),
+        )  # fmt: skip
+
+
+def _verdict(change: RatioChange, half: float) -> Verdict | Literal["open"] | None:
+    """The one of the two that moved by more than `FARTHER` of the other is the one that changed.
+
+    None where the row of the other implementation says it.
+    """
+    itself, other = map(abs, change.moved)
+    if abs(change.value) <= half:
+        return "no change seen"
+    if itself > FARTHER * other:
+        return "slower" if change.value > 0 else "faster"
+    return "open" if change.value > 0 and other <= FARTHER * itself else None
 
 
 def _halves(
-    new: Times, old: Times, left: Mapping[Key, float], shift: Shift, noise: Spread
-) -> dict[Key, float]:
-    """Half the width of each cell's interval, as ln."""
+    new: Times, old: Times, left: Mapping[Key, float], shift: Shift, noise: Spread,
+    steady: Collection[Key],
+) -> dict[Key, float]:  # fmt: skip
+    """Half the width of each cell's interval, as ln, by how far the `steady` ones scatter."""
     groups: dict[Any, list[Key]] = defaultdict(list)
     for key in left:
         groups[new[key].group, old[key].group].append(key)
-    squares = FREEDOM * noise.typical**2 + len(left) * scale(left.values()) ** 2
-    typical = math.sqrt(squares / (FREEDOM + len(left)))
+    alike = [value for key, value in left.items() if key in steady]
+    squares = FREEDOM * noise.typical**2 + len(alike) * scale(alike) ** 2
+    typical = math.sqrt(squares / (FREEDOM + len(alike)))
     found = {}
     for names, keys in groups.items():
         moved = shift.groups.get(names, 0.0)
         for key in keys:
             # Cells without a group, of one test each, met moments of their own.
-            others = [left[k] ** 2 for k in keys if k != key and left[k] and names[0]]
+            near = (left[k] for k in keys if k != key and k in steady and names[0])
+            others = [value**2 for value in near if value]
             freedom = FREEDOM + len(others)
             own = noise.factors.get(key, 1.0) * typical  # 1 where it has no history
             square = (FREEDOM * own**2 + sum(others)) / freedom
@@ -160,8 +245,8 @@ def earlier(sources: Sequence[Source], folders: Sequence[Path]) -> list[list[Tim
 
     Runs, also those that `attnbench history` keeps in a line, or of pytest-benchmark's files those
     beside, measured alike on the same machine, the latest `MOST_RUNS`. Where no commit is recorded,
-    runs of equal versions of attnbench, torch and Python count as of one code: what changed
-    unrecorded widens the spread of its own cells.
+    runs of equal versions of attnbench, torch and Python, with equal kernel files, count as of one
+    code: what changed unrecorded widens the spread of its own cells.
     """
     first = sources[0]
     own = {(source.name, source.created) for source in sources}
@@ -173,7 +258,8 @@ def earlier(sources: Sequence[Source], folders: Sequence[Path]) -> list[list[Tim
     alike = [source for name, source in once.items() if name not in own]
     by_code: dict[Any, list[Times]] = defaultdict(list)
     for source in alike[-MOST_RUNS:]:
-        code = (source.code, *(source.environment.get(name) for name in _CODE))
+        kernels = source.run.info.get("files") if source.run else None
+        code = (source.code, *(source.environment.get(name) for name in _CODE), str(kernels))
         by_code[code].append(source.times)
     return list(by_code.values())
 

@@ -107,18 +107,19 @@ def read(text: str, output: Path) -> Source:
 
 def of_run(run: Run) -> Source:
     """A stored run as a source."""
-    info = run.info
+    info, environment = run.info, run.shared(run.environments)
     cells = {
         record.cell.key: SourceCell(
             label=case_label(record.cell.case), impl=record.cell.impl, case=record.cell.case,
-            record=record, time=time_of(record), unsteady=notes.unsteady(record),
+            record=record, time=time_of(record, environment.get("cores")),
+            unsteady=notes.unsteady(record),
             reason=None if record.status == "ok" else f"{record.status}: {record.reason}",
         )
         for record in run.records
     }  # fmt: skip
     return Source(
         name=run.run_id, path=run.path, cells=cells, created=info.get("created"), run=run,
-        environment={"attnbench": info.get("attnbench")} | run.shared(run.environments),
+        environment={"attnbench": info.get("attnbench")} | environment,
         settings=info.get("settings") or {},
         code=None if info.get("dirty") else info.get("commit"),
     )  # fmt: skip

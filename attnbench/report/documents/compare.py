@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from attnbench.analysis.compare import Comparison
 from attnbench.analysis.compare.elsewhere import Elsewhere
-from attnbench.analysis.compare.same import ALPHA, VERDICTS, Compared, Row, Verdict
+from attnbench.analysis.compare.same import ALPHA, VERDICTS, Compared, RatioRow, Row, Verdict
 from attnbench.analysis.compare.sources import Source
 from attnbench.base import units
 from attnbench.base.stats import median
@@ -21,15 +21,22 @@ from attnbench.report.labels import labels, shortened
 from attnbench.schema.record import Cell as MeasuredCell
 from attnbench.theory.flags import profile_command
 
-SIGNS: dict[Verdict, doc.Sign] = {
+SIGNS: dict[Verdict | Literal["open"], doc.Sign] = {
     "slower": "bad", "faster": "better", "no change seen": "good", "not comparable": "none",
+    "open": "open",
 }  # fmt: skip
 COLUMNS = {
     "impl": "", "case_id": "", "cell": "cell", "verdict": "verdict", "change": "change",
-    "before": "before", "after": "after",
+    "shift": "shift", "before": "before", "after": "after",
+}  # fmt: skip
+RATIO_COLUMNS = {
+    "impl": "", "against": "", "ratio": "implementations", "verdict": "verdict",
+    "change": "change", "itself": "its time", "other": "other's time", "cases": "cases",
 }  # fmt: skip
 NOTABLE = math.log(1.1)  # of a group's shift that is worth a sentence
 _MOST_COMMANDS = 8
+_MOST_SAID = 4  # implementations in the conclusion
+_WORST: tuple[doc.Sign, ...] = ("bad", "open", "better", "good", "none")
 UNPAIRED = (
     "the changes of cells are what is left after these shifts. Stored runs are not paired: they"
     " cannot tell a change common to all cells from one of the machine, nor see a change within a"
@@ -42,11 +49,10 @@ def document(
 ) -> doc.Document:
     """Each run held against the first; the exit code is that of a finding only where asked for."""
     same = [one.same for one in found if one.same]
-    slower = any(row.verdict == "slower" for of in same for row in of.rows)
+    slower = any(of.slower for of in same)
     moved = any(of.all_moved and of.shift.run > 0 for of in same)
     code = ExitCode.FINDING if slower else ExitCode.INCONCLUSIVE if moved else ExitCode.OK
     ends = [_conclusion(one, fail_removed) for one in found]
-    order: tuple[doc.Sign, ...] = ("bad", "open", "better", "good", "none")
     sections = [list(_sections(one, "bad" if fail_removed else "none")) for one in found]
     if len(found) > 1:
         sections = [[
@@ -58,7 +64,7 @@ def document(
         exit_code=ExitCode.FINDING if fail_removed and any(map(_removed, found))
         else code if fail_slower else ExitCode.OK,
         conclusion=doc.Finding(
-            sign=min((sign for sign, _ in ends), key=order.index),
+            sign=min((sign for sign, _ in ends), key=_WORST.index),
             verdict="; ".join(words for _, words in ends), subject="the comparison",
         ),
         about=_sources(found[0]) if len(found) == 1 else (),
@@ -73,7 +79,10 @@ def _conclusion(found: Comparison, fail_removed: bool) -> tuple[doc.Sign, str]:
     if found.same:
         verdicts = [row.verdict for row in found.same.rows]
         sign: doc.Sign = next((SIGNS[of] for of in VERDICTS if of in verdicts), "good")
-        words = units.tally(verdicts, VERDICTS)
+        ratios = [row for row in found.same.ratios if row.verdict != "no change seen"]
+        sign = min((sign, *(SIGNS[row.verdict] for row in ratios)), key=_WORST.index)
+        said = [f"{row.impl} {_said(row)} against {row.against}" for row in ratios]
+        words = "; ".join([*said[:_MOST_SAID], units.tally(verdicts, VERDICTS)])
         if found.same.all_moved:
             way = "slower" if found.same.shift.run > 0 else "faster"
             return "open" if sign == "good" else sign, f"all cells {way} together; {words}"
@@ -138,13 +147,16 @@ def _same(found: Comparison, same: Compared) -> Iterator[doc.Section]:
             intervals={"change": f"{100 * (1 - ALPHA):g} % interval"},
             rows=[(
                 row.impl, row.case.case_id if row.case else "", names[row.key], found_of[row.key],
-                doc.Value(row.ratio, "change", row.low, row.high), doc.Value(row.before_us, "us"),
+                doc.Value(row.ratio, "change", row.low, row.high),
+                doc.Value(row.shift, "change"), doc.Value(row.before_us, "us"),
                 doc.Value(row.after_us, "us"),
             ) for row in rows],
         )  # fmt: skip
 
     sentences: list[doc.Words] = [f"all cells: {common}"] if common else []
     title = "Changed" if changed else "No cell is seen to have changed"
+    if same.all_moved:
+        title = "Changed beyond that" if changed else "No cell is seen to have changed beyond that"
     if seen := [row.high / row.ratio - 1 for row in same.rows if row.ratio and row.high]:
         sentences.append(doc.sentence(
             "in half of the {count} cells only a change above {least} would have been detected",
@@ -157,6 +169,8 @@ def _same(found: Comparison, same: Compared) -> Iterator[doc.Section]:
             shift=doc.Value(math.exp(same.shift.run), "change"),
             usual=_share(same.spread.shift_bound or 0), count=doc.Value(len(same.spread.shifts)),
         )])])  # fmt: skip
+    if same.ratios:
+        yield doc.Section("Implementations against each other", [_against(same)])
     yield doc.Section(title, [doc.Text(sentences), table(changed)])
     yield doc.Section("Common to all cells", [doc.Text(list(_common(same)))])
     if against := [of for of in found_of.values() if of.sign == "none"]:
@@ -164,6 +178,27 @@ def _same(found: Comparison, same: Compared) -> Iterator[doc.Section]:
     if exact := list(_exact(found, names)):
         yield doc.Section("What repeats exactly", exact)
     yield doc.Section(f"All cells ({len(same.rows)})", [table(same.rows)], folded=True)
+
+
+def _against(same: Compared) -> doc.Table:
+    """The ratios of the times of implementations that took turns, the clearest change first."""
+    return doc.Table(
+        columns=RATIO_COLUMNS, spare=("cases", "other", "itself"), most=20,
+        intervals={"change": f"{100 * (1 - ALPHA):g} % interval"},
+        rows=[(
+            row.impl, row.against, f"{row.impl} against {row.against}",
+            doc.Finding(
+                sign=SIGNS[row.verdict], verdict=_said(row), subject=row.impl,
+                test=(row.impl, "against the others"),
+            ),
+            doc.Value(row.ratio, "change", row.low, row.high),
+            *(doc.Value(time, "change") for time in row.times), doc.Value(row.cases, "count"),
+        ) for row in same.ratios],
+    )  # fmt: skip
+
+
+def _said(row: RatioRow) -> str:
+    return "slower, or the other faster" if row.verdict == "open" else row.verdict
 
 
 def _changed(same: Compared) -> list[Row]:
@@ -206,7 +241,8 @@ def _commands(found: Comparison) -> Iterator[tuple[str, str]]:
     """What shows which op makes the difference, and what decides in paired rounds."""
     if not found.same:
         return
-    changed = _changed(found.same)
+    named = {row.impl for row in found.same.ratios if row.verdict != "no change seen"}
+    changed = _changed(found.same) or [row for row in found.same.rows if row.impl in named]
     files = "".join(
         f" --impl {shlex.quote(file)}" for file in found.after.settings.get("files") or ()
     )
