@@ -214,8 +214,33 @@ def test_files_of_pytest_benchmark_are_compared_by_test_with_those_beside_as_his
     named = [row.label for row in found.same.rows if row.verdict != "no change seen"]
     assert named == ["test_x.py::test[3]"]
     assert found.same.spread.runs == 4
-    with pytest.raises(StoreError, match="not what pytest --benchmark-json writes"):
-        read(str(tmp_path / "notes.json"), tmp_path)
+    (tmp_path / "perf.csv").write_text("N,ms\n1,2\n")
+    for name in ("notes.json", "perf.csv"):
+        with pytest.raises(StoreError, match="compare takes runs and files of pytest --bench"):
+            read(str(tmp_path / name), tmp_path)
+
+
+def test_a_test_without_an_error_to_trust_costs_that_test_alone(tmp_path):
+    base, new = (benchmarks(tmp_path / f"{n}.json", n, {1: 1.5} if n else {}) for n in (0, 1))
+    data = json.loads(Path(new).read_text())
+    tests = data["benchmarks"]
+    tests[1]["stats"]["rounds"], tests[2]["stats"]["median"] = 1, 0
+    tests.append(tests[3] | {"stats": tests[3]["stats"] | {"median": 1.0}})
+    Path(new).write_text(json.dumps(data))
+    (found,) = compare([base, new], tmp_path)
+    reasons = [row.reason for row in found.same.rows if row.verdict == "not comparable"]
+    assert reasons == [
+        "the error of its time in 1.json has no bound: 1 round",
+        "no time in 1.json: a median of 0 s",
+        "no time in 1.json: 2 tests have this name",
+    ]
+    assert len(found.same.rows) == 12
+    assert document([found], fail_slower=True).exit_code == ExitCode.OK
+    for test in tests:
+        test["stats"]["rounds"] = 1
+    Path(new).write_text(json.dumps(data))
+    nothing = document(compare([base, new], tmp_path), fail_slower=True)
+    assert nothing.exit_code == ExitCode.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(("earlier", "factor", "code"), [

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise, permutations
+from itertools import combinations, pairwise
 from statistics import mean
+from typing import Literal
 
 from scipy import special
 
@@ -146,61 +147,70 @@ def taken_apart(runs: Sequence[Times]) -> tuple[dict[Key, CellTime], list[Shift]
 # deviation of its ln: what all cases of a run share, and what each adds. On a calm machine, with a
 # load below one for each core, it is a part of that (results/selftest-compare).
 RATIO_OF_RUN, RATIO_OF_CASE, CALM = 0.05, 0.08, 0.4
-RATIO_FREEDOM = 8  # what that counts for beside a machine's stored runs
+FREEDOM = 8  # what that counts for beside a machine's stored runs
+FARTHER = 1.5  # times as far as the other moved the one of two that changed
 
 
 @dataclass(frozen=True, kw_only=True)
 class RatioChange:
-    """How the ratio of time of `impl` to that of `against` changed from one run to another, as ln.
+    """By how much time of `impl` / time of `against` changed from one run to another, as ln.
 
-    `sd` is what runs of equal code differ by where nothing is stored of them, `moved` the change of
-    either time beyond what most implementations share; with only two of them, the whole change.
+    A median over `cases`, which lies within ± `half`; `sd` is how far such changes scatter where
+    nothing is stored. `moved` is the change of either time: beyond what most implementations share,
+    or with only two of them the whole.
     """
 
     impl: str
     against: str
+    cases: int
     value: float
     sd: float
     moved: tuple[float, float]
-    cases: int
-    load: float
+    half: float = math.inf
+
+    @property
+    def verdict(self) -> Literal["slower", "faster", "open", "no change seen"] | None:
+        """`open` if it may be `against` that got faster; None if that of `against` says it."""
+        itself, other = map(abs, self.moved)
+        if abs(self.value) <= self.half:
+            return "no change seen"
+        if itself > FARTHER * other:
+            return "slower" if self.value > 0 else "faster"
+        return "open" if self.value > 0 and other <= FARTHER * itself else None
 
 
-def ratio_changes(after: Times, before: Times) -> list[RatioChange]:
+def ratio_changes(after: Times, before: Times) -> Iterator[RatioChange]:
     """One for each implementation that took turns with others in both runs.
 
-    Of its ratios to each of the others, medians over the cases, the middle one counts, of two the
-    one nearer to 0: so it stays where it is when some of the others move.
+    It is held against the one in the middle of its ratios to the others, of two the one with the
+    smaller change: so it stays where it is when some of the others move.
     """
     cases: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
-    for key in (key for key in after if key in before and after[key].group):
-        a, b = after[key], before[key]
-        cases[a.group, b.group, key[0]][key[1]] = math.log(a.time_us / b.time_us)
-    ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    alone: dict[str, list[float]] = defaultdict(list)
-    for moved in cases.values():
-        for one, other in permutations(moved, 2):
-            ratios[one][other].append(moved[one] - moved[other])
-        for impl in moved if len(moved) > 1 else ():
-            alone[impl].append(moved[impl])
-    load = max(_load(after), _load(before)) if ratios else math.inf
-    calm = CALM if load < 1 else 1.0
-    common = median(x for of in alone.values() for x in of) if len(alone) > 2 else 0.0
-    found = []
-    for impl, others in ratios.items():
-        ordered = sorted((median(values), other) for other, values in others.items())
+    for key, a in after.items():
+        if a.group and (b := before.get(key)):
+            cases[a.group, b.group, key[0]][key[1]] = math.log(a.time_us / b.time_us)
+    together = [moved for moved in cases.values() if len(moved) > 1]
+    impls = dict.fromkeys(impl for moved in together for impl in moved)
+    common = median(x for moved in together for x in moved.values()) if len(impls) > 2 else 0.0
+    for impl in impls:
+        ratios: dict[str, list[float]] = defaultdict(list)
+        for moved in (moved for moved in together if impl in moved):
+            for other in moved.keys() - {impl}:
+                ratios[other].append(moved[impl] - moved[other])
+        ordered = sorted((median(values), other) for other, values in ratios.items())
         middle = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
-        value, other = min(middle, key=lambda of: abs(of[0]))
-        count = len(others[other])
-        found.append(RatioChange(
-            impl=impl, against=other, value=value, cases=count, load=load,
-            sd=calm * math.hypot(RATIO_OF_RUN, RATIO_OF_CASE / math.sqrt(count)),
-            moved=(median(alone[impl]) - common, median(alone[other]) - common),
-        ))  # fmt: skip
-    return found
+        value, against = min(middle, key=lambda of: abs(of[0]))
+        alone = [median(m[name] for m in together if name in m) for name in (impl, against)]
+        count = len(ratios[against])
+        sd = math.hypot(RATIO_OF_RUN, RATIO_OF_CASE / math.sqrt(count))
+        yield RatioChange(
+            impl=impl, against=against, cases=count, value=value,
+            sd=sd if max(load_of(after), load_of(before)) >= 1 else CALM * sd,
+            moved=(alone[0] - common, alone[1] - common),
+        )  # fmt: skip
 
 
-def _load(run: Times) -> float:
+def load_of(run: Times) -> float:
     """The typical load of a run; without end where it is unknown."""
     return median(math.inf if cell.load is None else cell.load for cell in run.values())
 
@@ -282,19 +292,18 @@ def spread(series: Iterable[Sequence[Times]]) -> Spread:
 def _ratio_factors(series: Iterable[Sequence[Times]]) -> dict[str, tuple[float, int]]:
     """`Spread.ratios`, from means of squares, as tails count; drawn towards 1 as in `spread`."""
     squares: dict[str, list[float]] = defaultdict(list)
-    freedom: Counter[str] = Counter()
+    total: Counter[str] = Counter()
     for runs in series:
-        known = [run for run in runs if run and _load(run) < math.inf]
-        changes = [ratio_changes(after, before) for before, after in combinations(known, 2)]
-        for change in (change for of in changes for change in of):
+        known = [run for run in runs if run and load_of(run) < math.inf]
+        changes = [c for a, b in combinations(known, 2) for c in ratio_changes(b, a)]
+        for change in changes:
             squares[change.impl].append((change.value / change.sd) ** 2)
-        for impl in {change.impl for of in changes for change in of}:
-            freedom[impl] += len(known) - 1
-    total = {impl: freedom[impl] + RATIO_FREEDOM for impl in squares}
+        total.update({change.impl: len(known) - 1 for change in changes})
     return {
-        impl: (math.sqrt((RATIO_FREEDOM + freedom[impl] * mean(of)) / total[impl]), total[impl])
+        impl: (math.sqrt((FREEDOM + total[impl] * mean(of)) / (FREEDOM + total[impl])),
+               FREEDOM + total[impl])
         for impl, of in squares.items()
-    }
+    }  # fmt: skip
 
 
 def scale(values: Collection[float]) -> float:

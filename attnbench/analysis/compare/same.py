@@ -12,18 +12,8 @@ from typing import Any, Literal, get_args
 
 from scipy import special
 
-from attnbench.analysis.apart import (
-    RATIO_FREEDOM,
-    Key,
-    RatioChange,
-    Shift,
-    Spread,
-    Times,
-    common_shift,
-    ratio_changes,
-    residuals,
-    scale,
-)
+from attnbench.analysis import apart
+from attnbench.analysis.apart import FREEDOM, Key, Shift, Spread, Times, residuals, scale
 from attnbench.analysis.compare.sources import Source, SourceCell, of_entry, of_run, read
 from attnbench.analysis.history.entries import FILE, read_file
 from attnbench.errors import AttnbenchError, StoreError
@@ -38,12 +28,8 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 # Of cells of identical code at most 1 % may be called changed. Half of that is left to residuals
 # whose tails are heavier than those of Student's t (results/selftest-compare has the count).
 ALPHA = 0.005
-# Residuals that what history knows counts for: of all cells here beside those of the pair, and of a
-# cell beside those of its group.
-FREEDOM = 8
 LEAST_SHIFT = math.log(1.01)  # a shift of all cells below this is not worth a verdict
 UNEQUAL = 0.3  # what a neighbour adds to the time of a group differs by so much from cell to cell
-FARTHER = 1.5  # times as far as the other one moved that of two which changed
 MOST_RUNS = 20  # of history: the latest
 HOW = ("allocator", "matmul_precision")  # of a run, beside what each cell was timed by:
 HOW_CELL = ("l2", "timer")
@@ -76,41 +62,17 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RatioRow:
-    """What became of the time of `impl` / that of `against` over `cases` that both took turns in.
-
-    `ratio` is that after / that before, [`low`, `high`] where it lies with 99.5 %; `times` are the
-    time after / before of either beyond what most share. `open`: they are too alike to say that
-    `impl` got slower, and not `against` faster.
-    """
-
-    impl: str
-    against: str
-    cases: int
-    verdict: Verdict | Literal["open"]
-    ratio: float
-    low: float
-    high: float
-    times: tuple[float, float]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Compared:
     """All shared cells of two sources of one machine; `shift` and `spread` are what was assumed.
 
-    The shift is that of implementations which did not change against the others.
+    `ratios` are of implementations that took turns, the clearest change first; those that changed
+    are left out of the shift.
     """
 
     rows: tuple[Row, ...]
-    ratios: tuple[RatioRow, ...]
+    ratios: tuple[apart.RatioChange, ...]
     shift: Shift
     spread: Spread
-
-    @property
-    def slower(self) -> bool:
-        """Whether a cell is, or an implementation against another that did not get faster."""
-        verdicts = [row.verdict for row in self.rows], [row.verdict for row in self.ratios]
-        return any(verdict in ("slower", "open") for of in verdicts for verdict in of)
 
     @property
     def all_moved(self) -> bool:
@@ -141,9 +103,9 @@ def compare(before: Source, after: Source, noise: Spread) -> Compared:
         if before.environment.get(name) != after.environment.get(name):
             old = {}
     ratios = tuple(_ratios(new, old, noise))
-    changed_impls = {row.impl for row in ratios if row.verdict in ("slower", "faster")}
-    steady = {key for key in old if key[1] not in changed_impls} or old.keys()
-    shift = common_shift(new, {key: old[key] for key in old if key in steady})
+    gone = {change.impl for change in ratios if change.verdict in ("slower", "faster")}
+    steady = {key for key in old if key[1] not in gone} or old.keys()
+    shift = apart.common_shift(new, {key: old[key] for key in old if key in steady})
     left = residuals(new, old, shift)
     halves = _halves(new, old, left, shift, noise, steady)
     rows = []
@@ -166,38 +128,18 @@ def compare(before: Source, after: Source, noise: Spread) -> Compared:
     return Compared(rows=tuple(rows), ratios=ratios, shift=shift, spread=noise)
 
 
-def _ratios(new: Times, old: Times, noise: Spread) -> Iterator[RatioRow]:
-    """A row for each implementation, the clearest first; of two, held against each other, one."""
-    halves = {}
-    for change in ratio_changes(new, old):
-        factor, freedom = noise.ratios.get(change.impl, (1.0, RATIO_FREEDOM))
-        halves[change] = float(special.stdtrit(freedom, 1 - ALPHA / 2)) * factor * change.sd
-    shown: set[tuple[str, str]] = set()
-    for change in sorted(halves, key=lambda change: -abs(change.value) / halves[change]):
-        half = halves[change]
-        verdict = _verdict(change, half)
-        if verdict is None or (change.against, change.impl) in shown:
-            continue
-        shown.add((change.impl, change.against))
-        ratio, low, high = (math.exp(change.value + off) for off in (0.0, -half, half))
-        yield RatioRow(
-            impl=change.impl, against=change.against, cases=change.cases, verdict=verdict,
-            ratio=ratio, low=low, high=high,
-            times=(math.exp(change.moved[0]), math.exp(change.moved[1])),
-        )  # fmt: skip
-
-
-def _verdict(change: RatioChange, half: float) -> Verdict | Literal["open"] | None:
-    """The one of the two that moved by more than `FARTHER` of the other is the one that changed.
-
-    None where the row of the other implementation says it.
-    """
-    itself, other = map(abs, change.moved)
-    if abs(change.value) <= half:
-        return "no change seen"
-    if itself > FARTHER * other:
-        return "slower" if change.value > 0 else "faster"
-    return "open" if change.value > 0 and other <= FARTHER * itself else None
+def _ratios(new: Times, old: Times, noise: Spread) -> Iterator[apart.RatioChange]:
+    """One for each implementation, of two that are held against each other for one of them."""
+    found = []
+    for change in apart.ratio_changes(new, old):
+        factor, freedom = noise.ratios.get(change.impl, (1.0, FREEDOM))
+        quantile = float(special.stdtrit(freedom, 1 - ALPHA / 2))
+        found.append(replace(change, half=quantile * factor * change.sd))
+    shown = set()
+    for change in sorted(found, key=lambda change: -abs(change.value) / change.half):
+        if change.verdict and (change.against, change.impl) not in shown:
+            shown.add((change.impl, change.against))
+            yield change
 
 
 def _halves(

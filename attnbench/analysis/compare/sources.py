@@ -6,7 +6,7 @@ import math
 import os
 import re
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,9 +18,9 @@ import msgspec
 from attnbench.analysis import notes
 from attnbench.analysis.apart import CellTime, Key, time_of
 from attnbench.analysis.history.entries import Entry
-from attnbench.base import files
+from attnbench.base import files, units
 from attnbench.base.jsontext import decode
-from attnbench.errors import StoreError, UsageError
+from attnbench.errors import UsageError
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.store.folder import GATE, SWEEP, RunFolder
@@ -28,6 +28,7 @@ from attnbench.store.runs import Run, load_run
 from attnbench.theory.traits import case_label
 
 _NOTCH = 1.57  # McGill, Tukey, Larsen, "Variations of box plots", Am. Stat. 32 (1978): of a median
+FEWEST_ROUNDS = 5  # of a test, for an IQR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +94,10 @@ def read(text: str, output: Path) -> Source:
         UsageError: it is a gate run, which has two versions of its own.
     """
     file = Path(text)
-    if file.suffix == ".json" and file.name != GATE.file and not os.path.isdir(file):
-        with files.reading(file):
+    ours = file.name in (GATE.file, SWEEP.file, SWEEP.journal) or os.path.isdir(file)
+    if not ours and (file.suffix == ".json" or os.path.isfile(file)):
+        takes = "compare takes runs and files of pytest --benchmark-json"
+        with files.reading(file, f", or of another tool ({takes})"):
             return pytest_benchmark(file, files.read(file))
     found = RunFolder.find(text, output, SWEEP, GATE)
     if found.kind is GATE:
@@ -161,21 +164,26 @@ class _File(msgspec.Struct):
 def pytest_benchmark(file: Path, text: bytes) -> Source:
     """What `pytest --benchmark-json` wrote: a cell a test, the median of its rounds.
 
-    Its 95 % interval is the notch of a box plot, median ± 1.57 · IQR / √rounds.
+    Its 95 % interval is the notch of a box plot, median ± 1.57 · IQR / √rounds; a few rounds do
+    not tell how far they scatter.
 
     Raises:
-        StoreError: it is something else.
+        ValueError: it is something else.
     """
-    with files.reading(file, ", or not what pytest --benchmark-json writes"):
-        found = decode(text, _File)
+    found = decode(text, _File)
+    tests = Counter(test.fullname for test in found.benchmarks)
     cells = {}
-    for test in found.benchmarks:
-        stats = test.stats
-        error = _NOTCH / 1.96 * stats.iqr / math.sqrt(max(1, stats.rounds))
-        if not 0 < stats.median < math.inf:
-            raise StoreError(f"{file}: {test.fullname} has a median of {stats.median} s")
-        time = CellTime(time_us=1e6 * stats.median, error=error / stats.median)
-        cells[test.fullname, ""] = SourceCell(label=test.fullname, impl="", time=time)
+    for name, stats in ((test.fullname, test.stats) for test in found.benchmarks):
+        time = few = reason = None
+        if tests[name] > 1:
+            reason = f"{tests[name]} tests have this name"
+        elif not 0 < stats.median < math.inf:
+            reason = f"a median of {stats.median:g} s"
+        else:
+            error = _NOTCH / 1.96 * stats.iqr / math.sqrt(max(1, stats.rounds)) / stats.median
+            time = CellTime(time_us=1e6 * stats.median, error=error)
+            few = units.counted(stats.rounds, "round") if stats.rounds < FEWEST_ROUNDS else None
+        cells[name, ""] = SourceCell(label=name, impl="", time=time, unsteady=few, reason=reason)
     machine, commit = found.machine_info, found.commit_info
     cpu = machine.get("cpu") or {}
     environment = {

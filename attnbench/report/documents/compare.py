@@ -7,9 +7,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from attnbench.analysis.apart import RatioChange
 from attnbench.analysis.compare import Comparison
 from attnbench.analysis.compare.elsewhere import Elsewhere
-from attnbench.analysis.compare.same import ALPHA, VERDICTS, Compared, RatioRow, Row, Verdict
+from attnbench.analysis.compare.same import ALPHA, VERDICTS, Compared, Row, Verdict
 from attnbench.analysis.compare.sources import Source
 from attnbench.base import units
 from attnbench.base.stats import median
@@ -33,7 +34,6 @@ RATIO_COLUMNS = {
     "impl": "", "against": "", "ratio": "implementations", "verdict": "verdict",
     "change": "change", "itself": "its time", "other": "other's time", "cases": "cases",
 }  # fmt: skip
-NOTABLE = math.log(1.1)  # of a group's shift that is worth a sentence
 _MOST_COMMANDS = 8
 _MOST_SAID = 4  # implementations in the conclusion
 _WORST: tuple[doc.Sign, ...] = ("bad", "open", "better", "good", "none")
@@ -49,9 +49,11 @@ def document(
 ) -> doc.Document:
     """Each run held against the first; the exit code is that of a finding only where asked for."""
     same = [one.same for one in found if one.same]
-    slower = any(of.slower for of in same)
+    verdicts = {one.verdict for of in same for some in (of.rows, of.ratios) for one in some}
     moved = any(of.all_moved and of.shift.run > 0 for of in same)
-    code = ExitCode.FINDING if slower else ExitCode.INCONCLUSIVE if moved else ExitCode.OK
+    unclear = moved or any(not any(row.ratio for row in of.rows) for of in same)
+    code = ExitCode.INCONCLUSIVE if unclear else ExitCode.OK
+    code = ExitCode.FINDING if verdicts & {"slower", "open"} else code
     ends = [_conclusion(one, fail_removed) for one in found]
     sections = [list(_sections(one, "bad" if fail_removed else "none")) for one in found]
     if len(found) > 1:
@@ -80,7 +82,7 @@ def _conclusion(found: Comparison, fail_removed: bool) -> tuple[doc.Sign, str]:
         verdicts = [row.verdict for row in found.same.rows]
         sign: doc.Sign = next((SIGNS[of] for of in VERDICTS if of in verdicts), "good")
         ratios = [row for row in found.same.ratios if row.verdict != "no change seen"]
-        sign = min((sign, *(SIGNS[row.verdict] for row in ratios)), key=_WORST.index)
+        sign = min((sign, *(SIGNS[row.verdict or "open"] for row in ratios)), key=_WORST.index)
         said = [f"{row.impl} {_said(row)} against {row.against}" for row in ratios]
         words = "; ".join([*said[:_MOST_SAID], units.tally(verdicts, VERDICTS)])
         if found.same.all_moved:
@@ -172,7 +174,8 @@ def _same(found: Comparison, same: Compared) -> Iterator[doc.Section]:
     if same.ratios:
         yield doc.Section("Implementations against each other", [_against(same)])
     yield doc.Section(title, [doc.Text(sentences), table(changed)])
-    yield doc.Section("Common to all cells", [doc.Text(list(_common(same)))])
+    if seen:
+        yield doc.Section("Common to all cells", [doc.Text(list(_common(same)))])
     if against := [of for of in found_of.values() if of.sign == "none"]:
         yield doc.Section("Not comparable", against)
     if exact := list(_exact(found, names)):
@@ -181,24 +184,27 @@ def _same(found: Comparison, same: Compared) -> Iterator[doc.Section]:
 
 
 def _against(same: Compared) -> doc.Table:
-    """The ratios of the times of implementations that took turns, the clearest change first."""
+    """The ratios of the times of implementations that took turns."""
     return doc.Table(
         columns=RATIO_COLUMNS, spare=("cases", "other", "itself"), most=20,
         intervals={"change": f"{100 * (1 - ALPHA):g} % interval"},
         rows=[(
-            row.impl, row.against, f"{row.impl} against {row.against}",
+            one.impl, one.against, f"{one.impl} against {one.against}",
             doc.Finding(
-                sign=SIGNS[row.verdict], verdict=_said(row), subject=row.impl,
-                test=(row.impl, "against the others"),
+                sign=SIGNS[one.verdict or "open"], verdict=_said(one), subject=one.impl,
+                test=(one.impl, "against the others"),
             ),
-            doc.Value(row.ratio, "change", row.low, row.high),
-            *(doc.Value(time, "change") for time in row.times), doc.Value(row.cases, "count"),
-        ) for row in same.ratios],
+            doc.Value(
+                math.exp(one.value), "change", math.exp(one.value - one.half),
+                math.exp(one.value + one.half),
+            ),
+            *(doc.Value(math.exp(x), "change") for x in one.moved), doc.Value(one.cases, "count"),
+        ) for one in same.ratios],
     )  # fmt: skip
 
 
-def _said(row: RatioRow) -> str:
-    return "slower, or the other faster" if row.verdict == "open" else row.verdict
+def _said(one: RatioChange) -> str:
+    return "slower, or the other faster" if one.verdict == "open" else str(one.verdict)
 
 
 def _changed(same: Compared) -> list[Row]:
@@ -216,14 +222,6 @@ def _common(same: Compared) -> Iterator[doc.Words]:
         text = "all times together: {shift} (99 % of such shifts are within ± {usual})"
     shift = doc.Value(math.exp(same.shift.run), "change")
     yield doc.sentence(text, shift=shift, usual=_share(usual or 0.0))
-    own = [abs(value) for value in same.shift.groups.values()]
-    if own and max(own) > NOTABLE:
-        yield doc.sentence(
-            "{moved} of {count} groups of cells that are measured together moved by more than"
-            " {notable} beyond that, up to {most}",
-            moved=doc.Value(sum(value > NOTABLE for value in own)), count=doc.Value(len(own)),
-            notable=_share(NOTABLE), most=_share(max(own)),
-        )  # fmt: skip
     runs = same.spread.runs
     yield doc.sentence(
         "beyond that the typical cell differs by ± {typical} from run to run of equal code"
