@@ -6,9 +6,7 @@ its own level + a shift common to the run + one common to its group + what is le
 The shift is the machine's mood or a change common to all cells: runs alone cannot tell which. The
 residual is the cell's own; how far residuals of the same code scatter is known from earlier runs.
 Shifts and residuals are natural logarithms of ratios of times.
-
-What moved two implementations that took turns cancels in the ratio of their times: so that ratio
-differs less from run to run than either time does.
+What moved two implementations that took turns cancels in the ratio of their times.
 """
 
 from __future__ import annotations
@@ -18,8 +16,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
-from statistics import mean
-from typing import Literal
 
 from scipy import special
 
@@ -36,13 +32,13 @@ class CellTime:
     """The time of a cell in one run; `group` names the cells that were interleaved with it.
 
     `error` is how far its ln may be off within the run, as a standard error; `load` is the load
-    average for each core at its end.
+    average for each core, without end where it is unknown.
     """
 
     time_us: float
     error: float = 0.0
     group: str = ""
-    load: float | None = None
+    load: float = math.inf
 
 
 Times = Mapping[Key, CellTime]
@@ -64,9 +60,9 @@ def time_of(record: Record, cores: int | None) -> CellTime | None:
     else:
         low, high = times.interval_us(record) or (1.0, 1.0)
         error = math.log(high / low) / 3.92
-    load, group = record.metrics.get("load_1m"), str(record.metrics.get("group") or "")
-    busy = None if load is None or not cores else load / cores
-    return CellTime(time_us=time_us, error=error, group=group, load=busy)
+    load = (record.metrics.get("load_1m") or math.inf) / (cores or 1)
+    group = str(record.metrics.get("group") or "")
+    return CellTime(time_us=time_us, error=error, group=group, load=load)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,21 +139,25 @@ def taken_apart(runs: Sequence[Times]) -> tuple[dict[Key, CellTime], list[Shift]
     return levels, shifts
 
 
-# How far the ratio of two implementations differs between two runs of equal code, as a standard
-# deviation of its ln: what all cases of a run share, and what each adds. On a calm machine, with a
-# load below one for each core, it is a part of that (results/selftest-compare).
+# Of cells of identical code at most 1 % may be called changed. Half of that is left to residuals
+# whose tails are heavier than those of Student's t (results/selftest-compare has the count).
+ALPHA = 0.005
+# The standard deviation of such a ratio between runs of equal code, as ln: what the cases of a run
+# share, what each adds, and the part of both at a load below one a core.
 RATIO_OF_RUN, RATIO_OF_CASE, CALM = 0.05, 0.08, 0.4
-FREEDOM = 8  # what that counts for beside a machine's stored runs
+FREEDOM = 8  # how many residuals or runs what is known beforehand counts for
 FARTHER = 1.5  # times as far as the other moved the one of two that changed
+
+
+EITHER = "slower, or the other faster"  # the verdict where neither moved so much farther
 
 
 @dataclass(frozen=True, kw_only=True)
 class RatioChange:
-    """By how much time of `impl` / time of `against` changed from one run to another, as ln.
+    """By how much time of `impl` / time of `against` changed, as ln: `value` ± `half`.
 
-    A median over `cases`, which lies within ± `half`; `sd` is how far such changes scatter where
-    nothing is stored. `moved` is the change of either time: beyond what most implementations share,
-    or with only two of them the whole.
+    `sd` is that of equal code where nothing is stored. `moved` is the change of either time, of
+    more than two implementations beyond the median of all.
     """
 
     impl: str
@@ -165,25 +165,28 @@ class RatioChange:
     cases: int
     value: float
     sd: float
+    half: float
     moved: tuple[float, float]
-    half: float = math.inf
+    load: float
 
     @property
-    def verdict(self) -> Literal["slower", "faster", "open", "no change seen"] | None:
-        """`open` if it may be `against` that got faster; None if that of `against` says it."""
+    def verdict(self) -> str | None:
+        """As that of a cell, or `EITHER`; None if the row of `against` says it."""
         itself, other = map(abs, self.moved)
         if abs(self.value) <= self.half:
             return "no change seen"
         if itself > FARTHER * other:
             return "slower" if self.value > 0 else "faster"
-        return "open" if self.value > 0 and other <= FARTHER * itself else None
+        return EITHER if self.value > 0 and other <= FARTHER * itself else None
 
 
-def ratio_changes(after: Times, before: Times) -> Iterator[RatioChange]:
-    """One for each implementation that took turns with others in both runs.
+def ratio_changes(
+    after: Times, before: Times, known: Mapping[str, tuple[float, int]] | None = None
+) -> Iterator[RatioChange]:
+    """One for each implementation that took turns with others in both; `known`: `Spread.ratios`.
 
-    It is held against the one in the middle of its ratios to the others, of two the one with the
-    smaller change: so it stays where it is when some of the others move.
+    It is held against the one in the middle of its ratios to the others, medians over the cases, of
+    two the one with the smaller change: so it stays where it is when some of the others move.
     """
     cases: dict[tuple[str, str, str], dict[str, float]] = defaultdict(dict)
     for key, a in after.items():
@@ -202,17 +205,14 @@ def ratio_changes(after: Times, before: Times) -> Iterator[RatioChange]:
         value, against = min(middle, key=lambda of: abs(of[0]))
         alone = [median(m[name] for m in together if name in m) for name in (impl, against)]
         count = len(ratios[against])
-        sd = math.hypot(RATIO_OF_RUN, RATIO_OF_CASE / math.sqrt(count))
+        load = max(median(cell.load for cell in run.values()) for run in (after, before))
+        sd = math.hypot(RATIO_OF_RUN, RATIO_OF_CASE / math.sqrt(count)) * (CALM if load < 1 else 1)
+        factor, freedom = (known or {}).get(impl, (1.0, FREEDOM))
         yield RatioChange(
-            impl=impl, against=against, cases=count, value=value,
-            sd=sd if max(load_of(after), load_of(before)) >= 1 else CALM * sd,
+            impl=impl, against=against, cases=count, value=value, sd=sd, load=load,
+            half=float(special.stdtrit(freedom, 1 - ALPHA / 2)) * factor * sd,
             moved=(alone[0] - common, alone[1] - common),
         )  # fmt: skip
-
-
-def load_of(run: Times) -> float:
-    """The typical load of a run; without end where it is unknown."""
-    return median(math.inf if cell.load is None else cell.load for cell in run.values())
 
 
 # Where a machine has no history: that of a virtual machine of two cores beside other work
@@ -253,14 +253,15 @@ def spread(series: Iterable[Sequence[Times]]) -> Spread:
     Medians, so that a few odd runs, or a change of code that nobody recorded, count for little.
     A machine is now calm, now busy: residuals are taken as multiples of the typical one of their
     pair. A cell's own variance is drawn towards that of all as if there were `_PRIOR` runs more
-    (Smyth, Stat. Appl. Genet. Mol. Biol. 3 (2004), art. 3).
+    (Smyth, Stat. Appl. Genet. Mol. Biol. 3 (2004), art. 3). Of ratios the mean square counts, for
+    their tails, in runs whose load is known.
     """
     found: dict[Key, list[float]] = defaultdict(list)
     freedom: Counter[Key] = Counter()
     typical: list[float] = []
     shifts: list[float] = []
+    squares: dict[str, list[float]] = defaultdict(list)
     count = 0
-    series = list(series)
     for runs in series:
         count += len(runs)
         freedom.update(key for run in runs for key in run)
@@ -277,33 +278,22 @@ def spread(series: Iterable[Sequence[Times]]) -> Spread:
                 typical.append(here)
                 for key, value in left.items():
                     found[key].append(value / here)
+                for change in ratio_changes(after, before):
+                    if change.load < math.inf:
+                        squares[change.impl].append((change.value / change.sd) ** 2)
     if not typical:
         return Spread()
     factors = {
         key: math.sqrt((_PRIOR + freedom[key] * scale(values) ** 2) / (_PRIOR + freedom[key]))
         for key, values in found.items()
     }
-    ratios = _ratio_factors(series)
-    return Spread(
-        typical=median(typical), factors=factors, ratios=ratios, runs=count, shifts=shifts
-    )
-
-
-def _ratio_factors(series: Iterable[Sequence[Times]]) -> dict[str, tuple[float, int]]:
-    """`Spread.ratios`, from means of squares, as tails count; drawn towards 1 as in `spread`."""
-    squares: dict[str, list[float]] = defaultdict(list)
-    total: Counter[str] = Counter()
-    for runs in series:
-        known = [run for run in runs if run and load_of(run) < math.inf]
-        changes = [c for a, b in combinations(known, 2) for c in ratio_changes(b, a)]
-        for change in changes:
-            squares[change.impl].append((change.value / change.sd) ** 2)
-        total.update({change.impl: len(known) - 1 for change in changes})
-    return {
-        impl: (math.sqrt((FREEDOM + total[impl] * mean(of)) / (FREEDOM + total[impl])),
-               FREEDOM + total[impl])
-        for impl, of in squares.items()
-    }  # fmt: skip
+    ratios = {}
+    for impl, of in squares.items():
+        several = round((math.sqrt(8 * len(of) + 1) - 1) / 2)  # runs but one, of so many pairs
+        square = (FREEDOM + several * sum(of) / len(of)) / (FREEDOM + several)
+        ratios[impl] = math.sqrt(square), FREEDOM + several
+    usual = median(typical)
+    return Spread(typical=usual, factors=factors, ratios=ratios, runs=count, shifts=shifts)
 
 
 def scale(values: Collection[float]) -> float:

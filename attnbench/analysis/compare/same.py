@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from scipy import special
 
 from attnbench.analysis import apart
-from attnbench.analysis.apart import FREEDOM, Key, Shift, Spread, Times, residuals, scale
+from attnbench.analysis.apart import ALPHA, FREEDOM, Key, Shift, Spread, Times, residuals, scale
 from attnbench.analysis.compare.sources import Source, SourceCell, of_entry, of_run, read
 from attnbench.analysis.history.entries import FILE, read_file
 from attnbench.errors import AttnbenchError, StoreError
@@ -25,9 +25,6 @@ from attnbench.store.runs import PASSING, load_info, load_run
 Verdict = Literal["slower", "faster", "no change seen", "not comparable"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
-# Of cells of identical code at most 1 % may be called changed. Half of that is left to residuals
-# whose tails are heavier than those of Student's t (results/selftest-compare has the count).
-ALPHA = 0.005
 LEAST_SHIFT = math.log(1.01)  # a shift of all cells below this is not worth a verdict
 UNEQUAL = 0.3  # what a neighbour adds to the time of a group differs by so much from cell to cell
 MOST_RUNS = 20  # of history: the latest
@@ -63,11 +60,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """All shared cells of two sources of one machine; `shift` and `spread` are what was assumed.
-
-    `ratios` are of implementations that took turns, the clearest change first; those that changed
-    are left out of the shift.
-    """
+    """All shared cells of two sources of one machine; `shift` and `spread` are what was assumed."""
 
     rows: tuple[Row, ...]
     ratios: tuple[apart.RatioChange, ...]
@@ -102,12 +95,15 @@ def compare(before: Source, after: Source, noise: Spread) -> Compared:
     for name in HOW:
         if before.environment.get(name) != after.environment.get(name):
             old = {}
-    ratios = tuple(_ratios(new, old, noise))
+    ratios = tuple(one for one in apart.ratio_changes(new, old, noise.ratios) if one.verdict)
     gone = {change.impl for change in ratios if change.verdict in ("slower", "faster")}
     steady = {key for key in old if key[1] not in gone} or old.keys()
     shift = apart.common_shift(new, {key: old[key] for key in old if key in steady})
     left = residuals(new, old, shift)
-    halves = _halves(new, old, left, shift, noise, steady)
+    alike = [left[key] for key in left if key in steady]
+    squares = FREEDOM * noise.typical**2 + len(alike) * scale(alike) ** 2
+    typical = math.sqrt(squares / (FREEDOM + len(alike)))
+    halves = _halves(new, old, left, shift, noise, typical)
     rows = []
     for key in (k for k in after.cells if k in before.cells):
         a, b = before.cells[key], after.cells[key]
@@ -128,38 +124,19 @@ def compare(before: Source, after: Source, noise: Spread) -> Compared:
     return Compared(rows=tuple(rows), ratios=ratios, shift=shift, spread=noise)
 
 
-def _ratios(new: Times, old: Times, noise: Spread) -> Iterator[apart.RatioChange]:
-    """One for each implementation, of two that are held against each other for one of them."""
-    found = []
-    for change in apart.ratio_changes(new, old):
-        factor, freedom = noise.ratios.get(change.impl, (1.0, FREEDOM))
-        quantile = float(special.stdtrit(freedom, 1 - ALPHA / 2))
-        found.append(replace(change, half=quantile * factor * change.sd))
-    shown = set()
-    for change in sorted(found, key=lambda change: -abs(change.value) / change.half):
-        if change.verdict and (change.against, change.impl) not in shown:
-            shown.add((change.impl, change.against))
-            yield change
-
-
 def _halves(
-    new: Times, old: Times, left: Mapping[Key, float], shift: Shift, noise: Spread,
-    steady: Collection[Key],
-) -> dict[Key, float]:  # fmt: skip
-    """Half the width of each cell's interval, as ln, by how far the `steady` ones scatter."""
+    new: Times, old: Times, left: Mapping[Key, float], shift: Shift, noise: Spread, typical: float
+) -> dict[Key, float]:
+    """Half the width of each cell's interval, as ln."""
     groups: dict[Any, list[Key]] = defaultdict(list)
     for key in left:
         groups[new[key].group, old[key].group].append(key)
-    alike = [value for key, value in left.items() if key in steady]
-    squares = FREEDOM * noise.typical**2 + len(alike) * scale(alike) ** 2
-    typical = math.sqrt(squares / (FREEDOM + len(alike)))
     found = {}
     for names, keys in groups.items():
         moved = shift.groups.get(names, 0.0)
         for key in keys:
             # Cells without a group, of one test each, met moments of their own.
-            near = (left[k] for k in keys if k != key and k in steady and names[0])
-            others = [value**2 for value in near if value]
+            others = [left[k] ** 2 for k in keys if k != key and left[k] and names[0]]
             freedom = FREEDOM + len(others)
             own = noise.factors.get(key, 1.0) * typical  # 1 where it has no history
             square = (FREEDOM * own**2 + sum(others)) / freedom

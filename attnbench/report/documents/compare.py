@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from attnbench.analysis.apart import RatioChange
+from attnbench.analysis.apart import ALPHA, EITHER, RatioChange
 from attnbench.analysis.compare import Comparison
 from attnbench.analysis.compare.elsewhere import Elsewhere
-from attnbench.analysis.compare.same import ALPHA, VERDICTS, Compared, Row, Verdict
+from attnbench.analysis.compare.same import VERDICTS, Compared, Row
 from attnbench.analysis.compare.sources import Source
 from attnbench.base import units
 from attnbench.base.stats import median
@@ -22,20 +22,15 @@ from attnbench.report.labels import labels, shortened
 from attnbench.schema.record import Cell as MeasuredCell
 from attnbench.theory.flags import profile_command
 
-SIGNS: dict[Verdict | Literal["open"], doc.Sign] = {
+SIGNS: dict[str | None, doc.Sign] = {
     "slower": "bad", "faster": "better", "no change seen": "good", "not comparable": "none",
-    "open": "open",
+    EITHER: "open",
 }  # fmt: skip
 COLUMNS = {
     "impl": "", "case_id": "", "cell": "cell", "verdict": "verdict", "change": "change",
     "shift": "shift", "before": "before", "after": "after",
 }  # fmt: skip
-RATIO_COLUMNS = {
-    "impl": "", "against": "", "ratio": "implementations", "verdict": "verdict",
-    "change": "change", "itself": "its time", "other": "other's time", "cases": "cases",
-}  # fmt: skip
 _MOST_COMMANDS = 8
-_MOST_SAID = 4  # implementations in the conclusion
 _WORST: tuple[doc.Sign, ...] = ("bad", "open", "better", "good", "none")
 UNPAIRED = (
     "the changes of cells are what is left after these shifts. Stored runs are not paired: they"
@@ -52,8 +47,8 @@ def document(
     verdicts = {one.verdict for of in same for some in (of.rows, of.ratios) for one in some}
     moved = any(of.all_moved and of.shift.run > 0 for of in same)
     unclear = moved or any(not any(row.ratio for row in of.rows) for of in same)
-    code = ExitCode.INCONCLUSIVE if unclear else ExitCode.OK
-    code = ExitCode.FINDING if verdicts & {"slower", "open"} else code
+    slower = verdicts & {"slower", EITHER}
+    code = ExitCode.FINDING if slower else ExitCode.INCONCLUSIVE if unclear else ExitCode.OK
     ends = [_conclusion(one, fail_removed) for one in found]
     sections = [list(_sections(one, "bad" if fail_removed else "none")) for one in found]
     if len(found) > 1:
@@ -82,9 +77,9 @@ def _conclusion(found: Comparison, fail_removed: bool) -> tuple[doc.Sign, str]:
         verdicts = [row.verdict for row in found.same.rows]
         sign: doc.Sign = next((SIGNS[of] for of in VERDICTS if of in verdicts), "good")
         ratios = [row for row in found.same.ratios if row.verdict != "no change seen"]
-        sign = min((sign, *(SIGNS[row.verdict or "open"] for row in ratios)), key=_WORST.index)
-        said = [f"{row.impl} {_said(row)} against {row.against}" for row in ratios]
-        words = "; ".join([*said[:_MOST_SAID], units.tally(verdicts, VERDICTS)])
+        sign = min((sign, *(SIGNS[row.verdict] for row in ratios)), key=_WORST.index)
+        said = [f"{row.impl} {row.verdict} against {row.against}" for row in ratios[:4]]
+        words = "; ".join([*said, units.tally(verdicts, VERDICTS)])
         if found.same.all_moved:
             way = "slower" if found.same.shift.run > 0 else "faster"
             return "open" if sign == "good" else sign, f"all cells {way} together; {words}"
@@ -133,7 +128,7 @@ def _sections(found: Comparison, gone: doc.Sign) -> Iterator[doc.Section]:
 
 def _same(found: Comparison, same: Compared) -> Iterator[doc.Section]:
     cells = [MeasuredCell(case=row.case, impl=row.impl) for row in same.rows if row.case]
-    common, own = labels(cells)
+    shared, own = labels(cells)
     names = {row.key: row.label for row in same.rows}  # other tools' cells have names of their own
     names |= dict(zip((cell.key for cell in cells), own, strict=True))
     changed = _changed(same)
@@ -155,56 +150,48 @@ def _same(found: Comparison, same: Compared) -> Iterator[doc.Section]:
             ) for row in rows],
         )  # fmt: skip
 
-    sentences: list[doc.Words] = [f"all cells: {common}"] if common else []
+    sentences: list[doc.Words] = [f"all cells: {shared}"] if shared else []
     title = "Changed" if changed else "No cell is seen to have changed"
-    if same.all_moved:
-        title = "Changed beyond that" if changed else "No cell is seen to have changed beyond that"
+    title += " beyond that" * same.all_moved
     if seen := [row.high / row.ratio - 1 for row in same.rows if row.ratio and row.high]:
         sentences.append(doc.sentence(
             "in half of the {count} cells only a change above {least} would have been detected",
             count=doc.Value(len(seen)), least=doc.Value(median(seen), "share"),
         ))  # fmt: skip
+    common = doc.Section(
+        "All cells moved together" if same.all_moved else "Common to all cells",
+        [doc.Text(list(_common(same)))],
+    )
     if same.all_moved:
-        yield doc.Section("All cells moved together", [doc.Text([doc.sentence(
-            "all times together changed by {shift}, those of earlier runs of equal code by at most"
-            " ± {usual} (99 %, of {count}): the machine did that, or a change common to all cells",
-            shift=doc.Value(math.exp(same.shift.run), "change"),
-            usual=_share(same.spread.shift_bound or 0), count=doc.Value(len(same.spread.shifts)),
-        )])])  # fmt: skip
+        yield common
     if same.ratios:
-        yield doc.Section("Implementations against each other", [_against(same)])
+        ratios = sorted(same.ratios, key=lambda one: -abs(one.value) / one.half)
+        pairs = {frozenset((one.impl, one.against)): one for one in reversed(ratios)}
+        against = [_against(one) for one in ratios if one in pairs.values()]
+        yield doc.Section("Implementations against each other", against)
     yield doc.Section(title, [doc.Text(sentences), table(changed)])
-    if seen:
-        yield doc.Section("Common to all cells", [doc.Text(list(_common(same)))])
-    if against := [of for of in found_of.values() if of.sign == "none"]:
-        yield doc.Section("Not comparable", against)
+    if seen and not same.all_moved:
+        yield common
+    if unfit := [of for of in found_of.values() if of.sign == "none"]:
+        yield doc.Section("Not comparable", unfit)
     if exact := list(_exact(found, names)):
         yield doc.Section("What repeats exactly", exact)
     yield doc.Section(f"All cells ({len(same.rows)})", [table(same.rows)], folded=True)
 
 
-def _against(same: Compared) -> doc.Table:
-    """The ratios of the times of implementations that took turns."""
-    return doc.Table(
-        columns=RATIO_COLUMNS, spare=("cases", "other", "itself"), most=20,
-        intervals={"change": f"{100 * (1 - ALPHA):g} % interval"},
-        rows=[(
-            one.impl, one.against, f"{one.impl} against {one.against}",
-            doc.Finding(
-                sign=SIGNS[one.verdict or "open"], verdict=_said(one), subject=one.impl,
-                test=(one.impl, "against the others"),
-            ),
-            doc.Value(
-                math.exp(one.value), "change", math.exp(one.value - one.half),
-                math.exp(one.value + one.half),
-            ),
-            *(doc.Value(math.exp(x), "change") for x in one.moved), doc.Value(one.cases, "count"),
-        ) for one in same.ratios],
+def _against(one: RatioChange) -> doc.Finding:
+    """What became of the ratio of an implementation to another, and of their times."""
+    ratio, low, high = (math.exp(one.value + off) for off in (0.0, -one.half, one.half))
+    its, other = (doc.Value(math.exp(moved), "change") for moved in one.moved)
+    return doc.Finding(
+        sign=SIGNS[one.verdict], verdict=str(one.verdict),
+        subject=f"{one.impl} against {one.against}", test=(one.impl, "against the others"),
+        reason=doc.sentence(
+            "{verdict}: {ratio} [{ratio.interval}] over {cases}; its time {its}, the other {other}",
+            verdict=one.verdict, ratio=doc.Value(ratio, "change", low, high),
+            cases=units.counted(one.cases, "case"), its=its, other=other,
+        ),
     )  # fmt: skip
-
-
-def _said(one: RatioChange) -> str:
-    return "slower, or the other faster" if one.verdict == "open" else str(one.verdict)
 
 
 def _changed(same: Compared) -> list[Row]:
