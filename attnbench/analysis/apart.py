@@ -6,7 +6,6 @@ its own level + a shift common to the run + one common to its group + what is le
 The shift is the machine's mood or a change common to all cells: runs alone cannot tell which. The
 residual is the cell's own; how far residuals of the same code scatter is known from earlier runs.
 Shifts and residuals are natural logarithms of ratios of times.
-What moved two implementations that took turns cancels in the ratio of their times.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ _ROUNDS = 4  # after so many turns levels and shifts of a table move no further 
 class CellTime:
     """The time of a cell in one run; `group` names the cells that were interleaved with it.
 
-    `error` is how far its ln may be off within the run, as a standard error; `load` is the load
-    average for each core, without end where it is unknown.
+    `error` is how far its ln may be off within the run, as a standard error; `load` is that a core.
     """
 
     time_us: float
@@ -146,18 +144,16 @@ ALPHA = 0.005
 # share, what each adds, and the part of both at a load below one a core.
 RATIO_OF_RUN, RATIO_OF_CASE, CALM = 0.05, 0.08, 0.4
 FREEDOM = 8  # how many residuals or runs what is known beforehand counts for
-FARTHER = 1.5  # times as far as the other moved the one of two that changed
-
-
-EITHER = "slower, or the other faster"  # the verdict where neither moved so much farther
+FARTHER = 1.5  # times as far as the other moved the one of two that changed; else it is open:
+EITHER = "slower, or the other faster"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RatioChange:
     """By how much time of `impl` / time of `against` changed, as ln: `value` ± `half`.
 
-    `sd` is that of equal code where nothing is stored. `moved` is the change of either time, of
-    more than two implementations beyond the median of all.
+    `sd` is that of equal code where nothing is stored, `moved` the change of either time: beyond
+    the median of all, if they are more than two. What moved the machine cancels in the ratio.
     """
 
     impl: str
@@ -229,8 +225,7 @@ class Spread:
     `typical` is the standard deviation of ln(time in one / time in the other) of the typical cell
     of the typical pair, `factors` how many times that of its pair a cell's own is. `runs` is how
     many runs it rests on, 0 for the default; `shifts` are those from each to the next of its code.
-    `ratios` is, for an implementation, how many times `RatioChange.sd` the change of its ratio is,
-    and with how many degrees of freedom.
+    `ratios` has, for an implementation, multiples of `RatioChange.sd` and degrees of freedom.
     """
 
     typical: float = UNKNOWN_SPREAD
@@ -253,8 +248,7 @@ def spread(series: Iterable[Sequence[Times]]) -> Spread:
     Medians, so that a few odd runs, or a change of code that nobody recorded, count for little.
     A machine is now calm, now busy: residuals are taken as multiples of the typical one of their
     pair. A cell's own variance is drawn towards that of all as if there were `_PRIOR` runs more
-    (Smyth, Stat. Appl. Genet. Mol. Biol. 3 (2004), art. 3). Of ratios the mean square counts, for
-    their tails, in runs whose load is known.
+    (Smyth, Stat. Appl. Genet. Mol. Biol. 3 (2004), art. 3). Of ratios mean squares count.
     """
     found: dict[Key, list[float]] = defaultdict(list)
     freedom: Counter[Key] = Counter()

@@ -169,11 +169,10 @@ def earlier(sources: Sequence[Source], folders: Sequence[Path]) -> list[list[Tim
     """
     first = sources[0]
     own = {(source.name, source.created) for source in sources}
-    beside, here = _beside(first, folders), first.environment
-    found = [source for source in beside if same_machine(source.environment, here)]
-    found.sort(key=lambda source: source.created or "")
+    beside = sorted(_beside(first, folders), key=lambda source: source.created or "")
+    here = (s for s in beside if same_machine(s.environment, first.environment))
     # A run may lie in a folder and stand in a history.
-    once = {(s.name, s.created): s for s in found if _like(s) == _like(first)}
+    once = {(s.name, s.created): s for s in here if _like(s) == _like(first)}
     alike = [source for name, source in once.items() if name not in own]
     by_code: dict[Any, list[Times]] = defaultdict(list)
     for source in alike[-MOST_RUNS:]:

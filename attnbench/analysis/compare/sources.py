@@ -164,8 +164,7 @@ class _File(msgspec.Struct):
 def pytest_benchmark(file: Path, text: bytes) -> Source:
     """What `pytest --benchmark-json` wrote: a cell a test, the median of its rounds.
 
-    Its 95 % interval is the notch of a box plot, median ± 1.57 · IQR / √rounds; a few rounds do
-    not tell how far they scatter.
+    Its 95 % interval is the notch of a box plot, median ± 1.57 · IQR / √rounds.
 
     Raises:
         ValueError: it is something else.

@@ -30,13 +30,7 @@ COLUMNS = {
     "impl": "", "case_id": "", "cell": "cell", "verdict": "verdict", "change": "change",
     "shift": "shift", "before": "before", "after": "after",
 }  # fmt: skip
-_MOST_COMMANDS = 8
 _WORST: tuple[doc.Sign, ...] = ("bad", "open", "better", "good", "none")
-UNPAIRED = (
-    "the changes of cells are what is left after these shifts. Stored runs are not paired: they"
-    " cannot tell a change common to all cells from one of the machine, nor see a change within a"
-    " cell's interval. attnbench gate can, where both versions can be run"
-)
 
 
 def document(
@@ -75,10 +69,11 @@ def _conclusion(found: Comparison, fail_removed: bool) -> tuple[doc.Sign, str]:
         return "bad", f"{count} removed; {_conclusion(found, fail_removed=False)[1]}"
     if found.same:
         verdicts = [row.verdict for row in found.same.rows]
-        sign: doc.Sign = next((SIGNS[of] for of in VERDICTS if of in verdicts), "good")
-        ratios = [row for row in found.same.ratios if row.verdict != "no change seen"]
-        sign = min((sign, *(SIGNS[row.verdict] for row in ratios)), key=_WORST.index)
-        said = [f"{row.impl} {row.verdict} against {row.against}" for row in ratios[:4]]
+        ratios = [one for one in found.same.ratios if one.verdict != "no change seen"]
+        sign = min(
+            (SIGNS[of] for of in (*verdicts, *(one.verdict for one in ratios))), key=_WORST.index
+        )
+        said = [f"{one.impl} {one.verdict} against {one.against}" for one in ratios[:4]]
         words = "; ".join([*said, units.tally(verdicts, VERDICTS)])
         if found.same.all_moved:
             way = "slower" if found.same.shift.run > 0 else "faster"
@@ -165,10 +160,9 @@ def _same(found: Comparison, same: Compared) -> Iterator[doc.Section]:
     if same.all_moved:
         yield common
     if same.ratios:
-        ratios = sorted(same.ratios, key=lambda one: -abs(one.value) / one.half)
-        pairs = {frozenset((one.impl, one.against)): one for one in reversed(ratios)}
-        against = [_against(one) for one in ratios if one in pairs.values()]
-        yield doc.Section("Implementations against each other", against)
+        ratios = sorted(same.ratios, key=lambda one: abs(one.value) / one.half)
+        clearest = {frozenset((one.impl, one.against)): _against(one) for one in ratios}
+        yield doc.Section("Implementations against each other", [*reversed(clearest.values())])
     yield doc.Section(title, [doc.Text(sentences), table(changed)])
     if seen and not same.all_moved:
         yield common
@@ -201,25 +195,23 @@ def _changed(same: Compared) -> list[Row]:
 
 def _common(same: Compared) -> Iterator[doc.Words]:
     """The shift, how far such shifts go by themselves, and what unpaired runs cannot prove."""
-    text = (
-        "all times together: {shift}; four earlier runs of equal code would show whether that is"
-        " unusual"
-    )
-    if (usual := same.spread.shift_bound) is not None:
-        text = "all times together: {shift} (99 % of such shifts are within ± {usual})"
-    shift = doc.Value(math.exp(same.shift.run), "change")
-    yield doc.sentence(text, shift=shift, usual=_share(usual or 0.0))
-    runs = same.spread.runs
+    usual, within = same.spread.shift_bound, " (99 % of such shifts are within ± {usual})"
+    if usual is None:
+        within = "; four earlier runs of equal code would show whether that is unusual"
+    yield doc.sentence(
+        "all times together: {shift}" + within, shift=doc.Value(math.exp(same.shift.run), "change"),
+        usual=doc.Value(math.expm1(usual or 0.0), "share"),
+    )  # fmt: skip
+    runs, typical = same.spread.runs, doc.Value(math.expm1(same.spread.typical), "share")
     yield doc.sentence(
         "beyond that the typical cell differs by ± {typical} from run to run of equal code"
-        " (standard deviation; {source})", typical=_share(same.spread.typical),
+        " (standard deviation; {source})", typical=typical,
         source=f"{runs} earlier runs" if runs else "a default: fewer than two earlier runs",
     )  # fmt: skip
-    yield UNPAIRED
-
-
-def _share(log: float) -> doc.Value:
-    return doc.Value(math.expm1(log), "share")
+    yield (
+        "stored runs are not paired: a change common to all cells may be the machine's, and one"
+        " within an interval is not seen. attnbench gate sees both, where both versions can be run"
+    )
 
 
 def _commands(found: Comparison) -> Iterator[tuple[str, str]]:
@@ -228,11 +220,9 @@ def _commands(found: Comparison) -> Iterator[tuple[str, str]]:
         return
     named = {row.impl for row in found.same.ratios if row.verdict != "no change seen"}
     changed = _changed(found.same) or [row for row in found.same.rows if row.impl in named]
-    files = "".join(
-        f" --impl {shlex.quote(file)}" for file in found.after.settings.get("files") or ()
-    )
+    files = "".join(f" --impl {shlex.quote(x)}" for x in found.after.settings.get("files") or ())
     auto = "cuda" if found.after.environment.get("cuda") else "cpu"
-    for row in [row for row in changed if row.case][:_MOST_COMMANDS]:
+    for row in [row for row in changed if row.case][:8]:
         assert row.case is not None
         yield "why", profile_command(row.case, row.impl, auto) + files
     base = found.before.code or "REF"
