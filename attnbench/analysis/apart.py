@@ -137,8 +137,7 @@ def taken_apart(runs: Sequence[Times]) -> tuple[dict[Key, CellTime], list[Shift]
     return levels, shifts
 
 
-# Of cells of identical code at most 1 % may be called changed. Half of that is left to residuals
-# whose tails are heavier than those of Student's t (results/selftest-compare has the count).
+# Of equal code at most 1 % may be called changed: half of that is left to tails that are heavy.
 ALPHA = 0.005
 # The standard deviation of such a ratio between runs of equal code, as ln: what the cases of a run
 # share, what each adds, and the part of both at a load below one a core.
@@ -152,13 +151,11 @@ EITHER = "slower, or the other faster"
 class RatioChange:
     """By how much time of `impl` / time of `against` changed, as ln: `value` ± `half`.
 
-    `sd` is that of equal code where nothing is stored, `moved` the change of either time: beyond
-    the median of all, if they are more than two. What moved the machine cancels in the ratio.
+    `sd`: of equal code, without history. `moved`: of either time, of three or more less the median.
     """
 
     impl: str
     against: str
-    cases: int
     value: float
     sd: float
     half: float
@@ -200,12 +197,12 @@ def ratio_changes(
         middle = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
         value, against = min(middle, key=lambda of: abs(of[0]))
         alone = [median(m[name] for m in together if name in m) for name in (impl, against)]
-        count = len(ratios[against])
         load = max(median(cell.load for cell in run.values()) for run in (after, before))
-        sd = math.hypot(RATIO_OF_RUN, RATIO_OF_CASE / math.sqrt(count)) * (CALM if load < 1 else 1)
+        sd = math.hypot(RATIO_OF_RUN, RATIO_OF_CASE / math.sqrt(len(ratios[against])))
+        sd *= CALM if load < 1 else 1.0
         factor, freedom = (known or {}).get(impl, (1.0, FREEDOM))
         yield RatioChange(
-            impl=impl, against=against, cases=count, value=value, sd=sd, load=load,
+            impl=impl, against=against, value=value, sd=sd, load=load,
             half=float(special.stdtrit(freedom, 1 - ALPHA / 2)) * factor * sd,
             moved=(alone[0] - common, alone[1] - common),
         )  # fmt: skip

@@ -89,7 +89,6 @@ def compare(before: Source, after: Source, noise: Spread) -> Compared:
     residuals of the other cells of its group (a moderated t, Smyth 2004, as in `apart.spread`).
     The errors of both times and part of its group's own shift are added. So where a neighbour
     slowed cells unequally, the intervals of those that met it are wide, and only theirs.
-    Implementations that changed against others say nothing of what all share.
     """
     old, new = before.times, after.times
     for name in HOW:

@@ -28,7 +28,6 @@ from attnbench.store.runs import Run, load_run
 from attnbench.theory.traits import case_label
 
 _NOTCH = 1.57  # McGill, Tukey, Larsen, "Variations of box plots", Am. Stat. 32 (1978): of a median
-FEWEST_ROUNDS = 5  # of a test, for an IQR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +95,7 @@ def read(text: str, output: Path) -> Source:
     file = Path(text)
     ours = file.name in (GATE.file, SWEEP.file, SWEEP.journal) or os.path.isdir(file)
     if not ours and (file.suffix == ".json" or os.path.isfile(file)):
-        takes = "compare takes runs and files of pytest --benchmark-json"
-        with files.reading(file, f", or of another tool ({takes})"):
+        with files.reading(file, ", or not what compare takes (runs, pytest --benchmark-json)"):
             return pytest_benchmark(file, files.read(file))
     found = RunFolder.find(text, output, SWEEP, GATE)
     if found.kind is GATE:
@@ -110,19 +108,18 @@ def read(text: str, output: Path) -> Source:
 
 def of_run(run: Run) -> Source:
     """A stored run as a source."""
-    info, environment = run.info, run.shared(run.environments)
+    info, cores = run.info, run.shared(run.environments).get("cores")
     cells = {
         record.cell.key: SourceCell(
             label=case_label(record.cell.case), impl=record.cell.impl, case=record.cell.case,
-            record=record, time=time_of(record, environment.get("cores")),
-            unsteady=notes.unsteady(record),
+            record=record, time=time_of(record, cores), unsteady=notes.unsteady(record),
             reason=None if record.status == "ok" else f"{record.status}: {record.reason}",
         )
         for record in run.records
     }  # fmt: skip
     return Source(
         name=run.run_id, path=run.path, cells=cells, created=info.get("created"), run=run,
-        environment={"attnbench": info.get("attnbench")} | environment,
+        environment={"attnbench": info.get("attnbench")} | run.shared(run.environments),
         settings=info.get("settings") or {},
         code=None if info.get("dirty") else info.get("commit"),
     )  # fmt: skip
@@ -181,7 +178,7 @@ def pytest_benchmark(file: Path, text: bytes) -> Source:
         else:
             error = _NOTCH / 1.96 * stats.iqr / math.sqrt(max(1, stats.rounds)) / stats.median
             time = CellTime(time_us=1e6 * stats.median, error=error)
-            few = units.counted(stats.rounds, "round") if stats.rounds < FEWEST_ROUNDS else None
+            few = units.counted(stats.rounds, "round") if stats.rounds < 5 else None
         cells[name, ""] = SourceCell(label=name, impl="", time=time, unsteady=few, reason=reason)
     machine, commit = found.machine_info, found.commit_info
     cpu = machine.get("cpu") or {}

@@ -139,15 +139,13 @@ def _same(found: Comparison, same: Compared) -> Iterator[doc.Section]:
             intervals={"change": f"{100 * (1 - ALPHA):g} % interval"},
             rows=[(
                 row.impl, row.case.case_id if row.case else "", names[row.key], found_of[row.key],
-                doc.Value(row.ratio, "change", row.low, row.high),
-                doc.Value(row.shift, "change"), doc.Value(row.before_us, "us"),
-                doc.Value(row.after_us, "us"),
+                doc.Value(row.ratio, "change", row.low, row.high), doc.Value(row.shift, "change"),
+                doc.Value(row.before_us, "us"), doc.Value(row.after_us, "us"),
             ) for row in rows],
         )  # fmt: skip
 
     sentences: list[doc.Words] = [f"all cells: {shared}"] if shared else []
     title = "Changed" if changed else "No cell is seen to have changed"
-    title += " beyond that" * same.all_moved
     if seen := [row.high / row.ratio - 1 for row in same.rows if row.ratio and row.high]:
         sentences.append(doc.sentence(
             "in half of the {count} cells only a change above {least} would have been detected",
@@ -163,7 +161,9 @@ def _same(found: Comparison, same: Compared) -> Iterator[doc.Section]:
         ratios = sorted(same.ratios, key=lambda one: abs(one.value) / one.half)
         clearest = {frozenset((one.impl, one.against)): _against(one) for one in ratios}
         yield doc.Section("Implementations against each other", [*reversed(clearest.values())])
-    yield doc.Section(title, [doc.Text(sentences), table(changed)])
+    yield doc.Section(
+        title + " beyond that" * same.all_moved, [doc.Text(sentences), table(changed)]
+    )
     if seen and not same.all_moved:
         yield common
     if unfit := [of for of in found_of.values() if of.sign == "none"]:
@@ -181,9 +181,8 @@ def _against(one: RatioChange) -> doc.Finding:
         sign=SIGNS[one.verdict], verdict=str(one.verdict),
         subject=f"{one.impl} against {one.against}", test=(one.impl, "against the others"),
         reason=doc.sentence(
-            "{verdict}: {ratio} [{ratio.interval}] over {cases}; its time {its}, the other {other}",
-            verdict=one.verdict, ratio=doc.Value(ratio, "change", low, high),
-            cases=units.counted(one.cases, "case"), its=its, other=other,
+            "{verdict}: {ratio} [{ratio.interval}]; its time {its}, the other {other}", its=its,
+            verdict=one.verdict, ratio=doc.Value(ratio, "change", low, high), other=other,
         ),
     )  # fmt: skip
 
@@ -195,13 +194,11 @@ def _changed(same: Compared) -> list[Row]:
 
 def _common(same: Compared) -> Iterator[doc.Words]:
     """The shift, how far such shifts go by themselves, and what unpaired runs cannot prove."""
-    usual, within = same.spread.shift_bound, " (99 % of such shifts are within ± {usual})"
+    usual, text = same.spread.shift_bound, "all times together: {shift} (99 % are within ± {usual})"
     if usual is None:
-        within = "; four earlier runs of equal code would show whether that is unusual"
-    yield doc.sentence(
-        "all times together: {shift}" + within, shift=doc.Value(math.exp(same.shift.run), "change"),
-        usual=doc.Value(math.expm1(usual or 0.0), "share"),
-    )  # fmt: skip
+        text = "all times together: {shift}; four earlier runs would show whether that is unusual"
+    shift = doc.Value(math.exp(same.shift.run), "change")
+    yield doc.sentence(text, shift=shift, usual=doc.Value(math.expm1(usual or 0.0), "share"))
     runs, typical = same.spread.runs, doc.Value(math.expm1(same.spread.typical), "share")
     yield doc.sentence(
         "beyond that the typical cell differs by ± {typical} from run to run of equal code"
