@@ -146,24 +146,21 @@ def _same(found: Comparison, same: Compared) -> Iterator[doc.Section]:
 
     sentences: list[doc.Words] = [f"all cells: {shared}"] if shared else []
     title = "Changed" if changed else "No cell is seen to have changed"
+    title += " beyond that" * same.all_moved
     if seen := [row.high / row.ratio - 1 for row in same.rows if row.ratio and row.high]:
         sentences.append(doc.sentence(
             "in half of the {count} cells only a change above {least} would have been detected",
             count=doc.Value(len(seen)), least=doc.Value(median(seen), "share"),
         ))  # fmt: skip
-    common = doc.Section(
-        "All cells moved together" if same.all_moved else "Common to all cells",
-        [doc.Text(list(_common(same)))],
-    )
+    name = "All cells moved together" if same.all_moved else "Common to all cells"
+    common = doc.Section(name, [doc.Text(list(_common(same)))])
     if same.all_moved:
         yield common
     if same.ratios:
         ratios = sorted(same.ratios, key=lambda one: abs(one.value) / one.half)
         clearest = {frozenset((one.impl, one.against)): _against(one) for one in ratios}
         yield doc.Section("Implementations against each other", [*reversed(clearest.values())])
-    yield doc.Section(
-        title + " beyond that" * same.all_moved, [doc.Text(sentences), table(changed)]
-    )
+    yield doc.Section(title, [doc.Text(sentences), table(changed)])
     if seen and not same.all_moved:
         yield common
     if unfit := [of for of in found_of.values() if of.sign == "none"]:
