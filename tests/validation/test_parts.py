@@ -62,7 +62,9 @@ def test_gate_goes_on_and_counts_false_alarms_and_detections(cli, tmp_path, monk
 def test_laws_judge_imagined_kernels_and_those_that_are_measured(cli, tmp_path):
     ended = cli("laws", "--draws", 2, "--runs", 0)
     summary = json.loads((tmp_path / "a" / "summary.json").read_text())
-    assert sum(total["asked"] for total in summary["imagined"]["totals"]) == 2 * 572
+    assert (
+        sum(total["asked"] for total in summary["imagined"]["totals"]) == 2 * 571
+    )  # 309 of long ranges and 262 as sweeps leave them
     assert sum(total["wrong"] for total in summary["imagined"]["totals"]) == 0
     assert "four octaves above the floor" in ended.stdout
 
