@@ -150,10 +150,10 @@ def _sentences(
                 " {saved} of the layer's time ({low} to {high}).",
                 share=doc.Value(share, "share"), **_saved(share, each.regret),
             )  # fmt: skip
-        warm = {
-            str(of["impl"]): of.get("warm_us") for of in (each.best, each.default) if of is not None
-        }
-        if warm and not any(map(units.is_unknown, warm.values())):
+        rows = [of for of in (each.best, each.default) if of is not None]
+        warm = {str(of["impl"]): of.get("warm_us") for of in rows}
+        known_us = not any(map(units.is_unknown, warm.values()))
+        if known_us and any(of["warm_us"] < 0.9 * of["time_us"] for of in rows):
             times = ", ".join(f"{units.time(us)} with {impl}" for impl, us in warm.items())
             yield f"With its keys still in the caches (warm) the call takes {times}."
         name, known = analysis.transformers_choice(each, run)
