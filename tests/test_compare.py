@@ -90,6 +90,14 @@ def test_of_two_that_took_turns_the_one_whose_time_moved_is_named(
             assert row.ratio == pytest.approx(expected, rel=0.05)
 
 
+def test_what_was_timed_otherwise_has_no_ratio(tmp_path):
+    run(tmp_path, "before", seed=1, l2="cold")
+    run(tmp_path, "after", seed=2, own={("naive", n): 1.8 for n in SIZES})
+    (found,) = compare(["before", "after"], tmp_path)
+    assert found.same.ratios == ()
+    assert {row.reason for row in found.same.rows} == {"l2: warm, was cold"}
+
+
 def test_when_one_of_many_implementations_slows_the_others_are_not_called_faster(tmp_path):
     run(tmp_path, "before", seed=1)
     run(tmp_path, "after", seed=2, slow=0.8, own={("sdpa", n): 1.6 for n in SIZES})

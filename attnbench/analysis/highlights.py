@@ -38,7 +38,8 @@ def measured_on(run: Run, frame: pd.DataFrame) -> tuple[str | None, str]:
     on_gpu, allocator = known.get("device") == "cuda", known.get("allocator")
     timers = [_TIMERS[name] for name in sorted(frame["timer"].dropna().unique()) if name in _TIMERS]
     caches = " and ".join(sorted(frame["l2"].dropna().unique()))
-    plain = ("",) if on_gpu else ("", "warm")
+    reads = ((frame["workload"] == "attention") & (frame["seq_len"] < frame["kv_len"])).any()
+    plain = ("",) if on_gpu or reads else ("", "warm")
     mhz = frame["sm_mhz"].dropna()
     span = dict.fromkeys(f"{end:.0f}" for end in (mhz.min(), mhz.max()))  # often one clock
     facts = [

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnbench.api import Estimate, Implementation, building_mask
 from attnbench.base.parameters import shown
-from attnbench.base.stats import median
+from attnbench.base.stats import median, robust_least
 from attnbench.base.units import seconds, size
 from attnbench.machine.state import beyond_repair, restore_clocks, settle
 from attnbench.measure import probes
@@ -441,8 +441,8 @@ class Trial:
             return None
         clock, call = clock_for(self.case.device, l2="warm"), self.bound.call
         with torch.set_grad_enabled(self.bound.grad):
-            us = [clock.batch(call, 1).own_us for _ in range(8)]
-        return median(us[3:]) / self.bound.units
+            us = [clock.batch(call, 1).own_us for _ in range(8 if self.last_call_s > 0.02 else 40)]
+        return robust_least(us[3:]) / self.bound.units
 
     def profile(self) -> None:
         """Name the kernels of a second call, where nothing is timed: the first may compile."""

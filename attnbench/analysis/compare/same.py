@@ -94,6 +94,12 @@ def compare(before: Source, after: Source, noise: Spread) -> Compared:
     for name in HOW:
         if before.environment.get(name) != after.environment.get(name):
             old = {}
+    cells = before.cells, after.cells
+    how = {
+        key: [[of[key].metrics.get(n) for n in HOW_CELL] for of in cells if key in of]
+        for key in old
+    }
+    old = {key: time for key, time in old.items() if how[key][0] == how[key][-1]}
     ratios = tuple(one for one in apart.ratio_changes(new, old, noise.ratios) if one.verdict)
     gone = {change.impl for change in ratios if change.verdict in ("slower", "faster")}
     steady = {key for key in old if key[1] not in gone} or old.keys()

@@ -230,6 +230,8 @@ def _table(found: Sequence[Advice]) -> Iterator[doc.Part]:
         if each.untried and (each.verdict == "keep" or each.lacks):
             sure = f"of {int(each.rows['time_us'].notna().sum())} tried"
         name, best = _name(each, found), doc.Value(str(each.best["impl"]), "impl")
+        if each.verdict == "open" and each.default is not None and best.number != DEFAULT:
+            best = doc.Value(f"{DEFAULT} or {best.number}")
         rows.append([
             name, best, doc.Value(number_of(each.best, "time_us")[0], "us"),
             doc.Value(sizes[0], "bytes"), _ratio(each.regret), doc.Value(sizes[1], "bytes"),
