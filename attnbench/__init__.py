@@ -176,7 +176,5 @@ def _asked(
 def _several(value: Any) -> tuple[Any, ...]:
     """One file or case, which may have commas in it, or several."""
     if isinstance(value, int | float):
-        from attnbench.errors import UsageError
-
         raise UsageError(f"a file or a case is a text, such as B=2,L=64, not {value!r}")
     return (value,) if isinstance(value, str | Path) else tuple(value)

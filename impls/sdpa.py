@@ -269,12 +269,10 @@ def made_of(
     """Registers what makes these `calls` of SDPA; `own` holds in place of what follows of them."""
 
     def against(case: Case) -> str | None:
-        if route == "flash" and importlib.util.find_spec("torch.nn.attention.varlen") is None:
-            return f"torch {torch.__version__} has no varlen_attn"
         if cases := calls(case):
             return supports(route, dataclasses.replace(cases[0], mask=Mask()))
         masks = " and ".join(f"{mask}:…" for mask in own["masks"])
-        return f"is for {masks} with keys{', L = S' * (route == 'flash')}"
+        return f"is for {masks} with keys"
 
     formulas: Any = {
         "time": "n^2 d", "supports": against,
@@ -432,9 +430,18 @@ def build_trimmed(case: Case) -> AttentionCall:
     return lambda q, k_BGSD, v_BGSV, /: plain(q, k_BGSD[:, :, :keys], v_BGSV[:, :, :keys])
 
 
+def reason_against_varlen(case: Case) -> str | None:
+    """Why varlen_attn cannot take the case, or None."""
+    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
+        return f"torch {torch.__version__} has no varlen_attn"
+    if case.seq_len != case.kv_len or not (cases := ragged(case)):
+        return "is for document:… with keys, L = S"
+    return supports("flash", dataclasses.replace(cases[0], mask=Mask()))
+
+
 @made_of(
-    "sdpa-varlen", lambda case: ragged(case) if case.seq_len == case.kv_len else [], "flash",
-    masks=("document",), devices=("cuda",), workspace=ragged_workspace, memory="O(n)",
+    "sdpa-varlen", ragged, "flash", masks=("document",), devices=("cuda",), memory="O(n)",
+    workspace=ragged_workspace, supports=reason_against_varlen,
 )  # fmt: skip
 def build_varlen(case: Case) -> AttentionCall:
     """Torch's varlen_attn: packed documents, no mask."""

@@ -26,7 +26,8 @@ def highlights(run: Run, frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
     sentences += [workspace_sentence(rows) for _, rows in slices(frame, ["workload"])]
     sentences += [share_sentence(rows) for _, rows in slices(frame, ["workload"])]
     sentences += [cache_sentence(run, rows) for _, rows in slices(frame, SLICE)]
-    sentences += [*retained_sentences(frame), *built_sentences(frame), *math_sentences(frame)]
+    sentences += [*retained_sentences(frame), *built_sentences(frame), *kept_sentences(frame)]
+    sentences += math_sentences(frame)
     sentences += [fresh(run, frame)[0], rope_sentence(costs)]
     sentences += [suspect_sentence(frame), doubt(run, frame)[0]]
     return [sentence for sentence in sentences if sentence]
@@ -131,8 +132,7 @@ def retained_sentences(frame: pd.DataFrame) -> Iterator[str]:
 def built_sentences(frame: pd.DataFrame) -> Iterator[str]:
     """Implementations whose building outlasts ten calls, or a token of those that decode.
 
-    Without what made the mask, which has a column, and without compiling. Then those whose calls
-    keep what they computed from their inputs: only repeated calls are timed.
+    Without what made the mask, which has a column, and without compiling.
     """
     built_us = frame["build_us"] - frame["mask_build_us"].fillna(0)
     calls = (built_us / frame["time_us"]).where(frame["compile_s"].isna())
@@ -143,6 +143,10 @@ def built_sentences(frame: pd.DataFrame) -> Iterator[str]:
         times = f"{units.digits(row['calls'])} times its call, and is not in the time"
         built = f"{units.time(row['built_us'])}{each}"
         yield f"Building {row['impl']} takes {built} at n={row['seq_len']}, {times}."
+
+
+def kept_sentences(frame: pd.DataFrame) -> Iterator[str]:
+    """Implementations that keep what they computed from their inputs: repeated calls are timed."""
     kept = frame[frame["new_inputs_us"].notna()].sort_values("seq_len")
     for row in kept.drop_duplicates("impl", keep="last").to_dict("records"):
         times = f"{units.time(row['new_inputs_us'])} on new inputs"

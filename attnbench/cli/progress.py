@@ -156,7 +156,7 @@ class SweepDisplay(_Display):
         workers = f"{processes} process{'es' * (processes != 1)}"
         self.say(f"{units.counted(count, 'cell')}{again} in {workers}{decided} -> {path}")
         if plan.not_here:
-            self.say(f"not here: {units.by_reason(plan.not_here)}")
+            self.say(f"cannot run here: {units.by_reason(plan.not_here)}")
         self._begin(
             progress.TextColumn("{task.percentage:.0f} %"),
             progress.BarColumn(bar_width=12),

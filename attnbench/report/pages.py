@@ -88,8 +88,9 @@ def draw_candidates(default: str, calls: Sequence[Call], folder: Path) -> list[P
         for title, ratios in calls[:MOST_CALLS]
     ]
     texts = [
-        [f"{name}: {written.value(Value(of[0], 'ratio', *of[1:]))}" for name, of in rows]
+        f"{name}: {written.value(Value(of[0], 'ratio'))}"
         for _, rows in ordered
+        for name, of in rows
     ]
 
     def draw(size: Size) -> Figure:
@@ -114,7 +115,7 @@ def draw_candidates(default: str, calls: Sequence[Call], folder: Path) -> list[P
         return figure
 
     left_out = max(0, len(calls) - MOST_CALLS)
-    sketch = Sketch(kind=CANDIDATES, draw=draw, alt=list(chain(*texts)), left_out=left_out)
+    sketch = Sketch(kind=CANDIDATES, draw=draw, alt=texts, left_out=left_out)
     with figures.styled():
         return [sketch.save(folder)]
 

@@ -196,9 +196,8 @@ class Trial:
         if self.checks_alone:
             self.bound = bind()
             return
-        for _ in range(
-            2
-        ):  # the first may load or compile what it builds with: that is not its time
+        # Twice: the first may load or compile what it builds with, which is not its time.
+        for _ in range(2):
             self.bound = None
             building_mask.reset()
             built = probes.call_kept(bind, self.case.device)

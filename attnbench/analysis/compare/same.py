@@ -14,7 +14,7 @@ from scipy import special
 
 from attnbench.analysis import apart
 from attnbench.analysis.apart import ALPHA, FREEDOM, Key, Shift, Spread, Times, residuals, scale
-from attnbench.analysis.compare.sources import Source, SourceCell, of_entry, of_run, read
+from attnbench.analysis.compare.sources import Source, of_entry, of_run, read
 from attnbench.analysis.history.entries import FILE, read_file
 from attnbench.errors import AttnbenchError, StoreError
 from attnbench.machine.host import same_fact, same_machine
@@ -90,16 +90,8 @@ def compare(before: Source, after: Source, noise: Spread) -> Compared:
     The errors of both times and part of its group's own shift are added. So where a neighbour
     slowed cells unequally, the intervals of those that met it are wide, and only theirs.
     """
-    old, new = before.times, after.times
-    for name in HOW:
-        if before.environment.get(name) != after.environment.get(name):
-            old = {}
-    cells = before.cells, after.cells
-    how = {
-        key: [[of[key].metrics.get(n) for n in HOW_CELL] for of in cells if key in of]
-        for key in old
-    }
-    old = {key: time for key, time in old.items() if how[key][0] == how[key][-1]}
+    new, shared = after.times, before.times.keys() & after.cells
+    old = {k: x for k, x in before.times.items() if k in shared and not _how(before, after, k)}
     ratios = tuple(one for one in apart.ratio_changes(new, old, noise.ratios) if one.verdict)
     gone = {change.impl for change in ratios if change.verdict in ("slower", "faster")}
     steady = {key for key in old if key[1] not in gone} or old.keys()
@@ -114,7 +106,7 @@ def compare(before: Source, after: Source, noise: Spread) -> Compared:
         a, b = before.cells[key], after.cells[key]
         row = Row(
             key=key, label=b.label, impl=b.impl, case=b.case, verdict="not comparable",
-            reason=_reason_against(before, after, a, b),
+            reason=_reason_against(before, after, key),
             before_us=a.time.time_us if a.time else None,
             after_us=b.time.time_us if b.time else None,
         )  # fmt: skip
@@ -150,17 +142,24 @@ def _halves(
     return found
 
 
-def _reason_against(before: Source, after: Source, a: SourceCell, b: SourceCell) -> str:
+def _reason_against(before: Source, after: Source, key: Key) -> str:
     """Why the two times of a cell cannot be compared, or nothing."""
-    for where, cell in ((before, a), (after, b)):
+    for where in (before, after):
+        cell = where.cells[key]
         if cell.time is None:
             return f"no time in {where.name}: {cell.reason}"
         if cell.unsteady:
             return f"the error of its time in {where.name} has no bound: {cell.unsteady}"
         if cell.time.group in where.busy:
             return f"most cells measured with it in {where.name} have an error without a bound"
+    return _how(before, after, key)
+
+
+def _how(before: Source, after: Source, key: Key) -> str:
+    """By what the two times of a cell were measured differently, or nothing."""
+    a, b = before.cells[key].metrics, after.cells[key].metrics
     how = [(name, before.environment.get(name), after.environment.get(name)) for name in HOW]
-    how += [(name, a.metrics.get(name), b.metrics.get(name)) for name in HOW_CELL]
+    how += [(name, a.get(name), b.get(name)) for name in HOW_CELL]
     return next((f"{name}: {y}, was {x}" for name, x, y in how if x != y), "")
 
 

@@ -89,9 +89,8 @@ class Series:
     that is more than its replicates show; None where not known. `flops` are those that the
     implementation says it executes, `page_faults_us` what fresh pages take at least of each time,
     `caches_bytes` the caches that its `working_set_bytes` may pass; `launch_bound` tells the sizes
-    whose time is the host's.
-    `same` says in words what the cells share. `cells` are those measured, size by size, and
-    `overhead` that of the smallest problem, where they come from a run.
+    whose time is the host's. `same` says in words what the cells share. `cells` are those measured,
+    size by size, and `overhead` that of the smallest problem, where they come from a run.
     """
 
     impl: str
@@ -143,9 +142,8 @@ class Slope:
     none; `change_log` the logarithm of its factor; `change_in_top` says that it lies in the last
     doubling. `intercept` is that of the sizes beyond it. `lowest` and `highest` are the ends of the
     exponent's interval whichever change that the times allow, or that the end of a cache may make,
-    were taken out. `curvature` is 1
-    where the slope surely rises with size, −1 where it falls, else 0.
-    `precision` is how well each time is known, as a relative half-width.
+    were taken out. `curvature` is 1 where the slope surely rises with size, −1 where it falls, else
+    0. `precision` is how well each time is known, as a relative half-width.
     """
 
     exponent: LineSlope | None

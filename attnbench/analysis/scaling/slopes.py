@@ -107,9 +107,8 @@ class LogData:
     `y_other` are the times less the most that an unmeasured overhead may be, `y` where it is
     measured. `amplified` is by how much subtracting the overhead magnifies relative errors.
     `switched` says where the kernel's name changes before the next size, `passes` where the working
-    set passes a cache. By `too_long` a time may
-    lie above the truth beyond what its replicates show, by `too_short` below it: what other work
-    may have taken, which no repetition averages out.
+    set passes a cache. By `too_long` a time may lie above the truth beyond what its replicates
+    show, by `too_short` below it: what other work may have taken, which no repetition averages out.
     """
 
     x: Floats
@@ -219,12 +218,11 @@ def _changepoint(data: LogData) -> tuple[int, float, float, float]:
     """Where the constant of the series changes (−1: nowhere), and by how much (as a logarithm).
 
     With the ends of the exponent's interval whichever likely changepoint, or passage of a cache,
-    were taken out.
-    At each interval in turn the line gets another constant beyond it; the interval where that
-    constant is surest is the changepoint, if it is sure at all whatever the times are within their
-    ranges, and describes the series better than curvature does. Four sizes at least. A smallest
-    size above the line of the others is the effect of an overhead or of terms of lower order, and
-    no changepoint unless the kernel changes there.
+    were taken out. At each interval in turn the line gets another constant beyond it; the interval
+    where that constant is surest is the changepoint, if it is sure at all whatever the times are
+    within their ranges, and describes the series better than curvature does. Four sizes at least. A
+    smallest size above the line of the others is the effect of an overhead or of terms of lower
+    order, and no changepoint unless the kernel changes there.
     """
     after, log, best, least, most = -1, 0.0, 0.0, math.inf, -math.inf
     freedom = len(data.x) - 3

@@ -152,8 +152,8 @@ def _sentences(
             )  # fmt: skip
         rows = [of for of in (each.best, each.default) if of is not None]
         warm = {str(of["impl"]): of.get("warm_us") for of in rows}
-        known_us = not any(map(units.is_unknown, warm.values()))
-        if known_us and any(of["warm_us"] < 0.9 * of["time_us"] for of in rows):
+        complete = not any(map(units.is_unknown, warm.values()))
+        if complete and any(of["warm_us"] < 0.9 * of["time_us"] for of in rows):
             times = ", ".join(f"{units.time(us)} with {impl}" for impl, us in warm.items())
             yield f"With its keys still in the caches (warm) the call takes {times}."
         name, known = analysis.transformers_choice(each, run)

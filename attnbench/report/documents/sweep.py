@@ -341,7 +341,7 @@ def failures(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
         if status == "incorrect" and (first := wrong.pop(impl, None)):
             yield doc.Text(check.of_cell(first.cell, json.loads(first.metrics["fault"])))
     if idle := run.info.get("not_here"):
-        yield doc.Text([f"Not here: {units.by_reason(idle)}"], quiet=True)
+        yield doc.Text([f"Cannot run here: {units.by_reason(idle)}"], quiet=True)
 
 
 def _suspects(frame: pd.DataFrame) -> Iterator[doc.Part]:

@@ -71,10 +71,8 @@ class _Attention(Workload):
         return core(case, tensors, terms=terms)
 
     def costs(self, case: Case, impl: Implementation) -> dict[str, int | None]:
-        rotating, unread = (
-            costs.rotation_flops(case, case.seq_len, case.kv_len),
-            unread_keys(case, impl),
-        )
+        rotating = costs.rotation_flops(case, case.seq_len, case.kv_len)
+        unread = unread_keys(case, impl)
         unread_bytes = (unread or 0) * (case.head_dim + case.value_dim) * case.element_bytes
         return {
             "flops_useful": (impl.useful or costs.attention_flops_useful)(case),
