@@ -3,6 +3,8 @@
 import inspect
 import itertools
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -61,6 +63,9 @@ def test_a_cold_call_on_the_host_stands_behind_a_flush_that_is_not_timed(monkeyp
     batch = HostClock("cold").batch(call, 3)
     assert log == ["flush", "call"] * 3
     assert batch == Batch(time_us=7.0, e2e_us=7.0, cpu_us=3.5)
+    steps: Any = SimpleNamespace(steps=[call, call])
+    assert HostClock("cold").batch(steps, 2).time_us == 14.0
+    assert log[6:] == ["flush", "call"] * 4, "a generation finds a cold cache at each step"
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
     if request.name is not None:
         check_name(request.name)
     if request.settings.l2 is None and any(
-        a.step and a.values.get("kv_lens") for a in request.sweeps
+        a.step and (a.workload == "decode" or a.values.get("kv_lens")) for a in request.sweeps
     ):
         request = replace(request, settings=replace(request.settings, l2="step"))
     with _executor(request.settings, request.ray) as runner:

@@ -7,7 +7,7 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -88,7 +88,8 @@ class Flush:
 class HostClock(Clock):
     """perf_counter_ns, for CPU, where a call returns when it is done.
 
-    Warm: around a bare loop. Cold: around each call, behind a flush that is not timed.
+    Warm: around a bare loop. Cold: around each call, behind a flush that is not timed; of a call
+    with `steps`, callables that one after the other make it, around each step.
     """
 
     timer: Timer = "host"
@@ -112,11 +113,12 @@ class HostClock(Clock):
                 call()
             elapsed_ns, worked_ns = now_ns() - begin, cpu_ns() - cpu_begin
         else:
-            elapsed_ns, worked_ns, readings = 0, 0, calls
-            for _ in repeat(None, calls):
+            steps = getattr(call, "steps", (call,))
+            elapsed_ns, worked_ns, readings = 0, 0, calls * len(steps)
+            for step in chain.from_iterable(repeat(steps, calls)):
                 self._flush()
                 cpu_begin, begin = cpu_ns(), now_ns()
-                call()
+                step()
                 elapsed_ns += now_ns() - begin
                 worked_ns += cpu_ns() - cpu_begin
         knows = torch.get_num_threads() == 1 and waits is not None and _waits() == waits

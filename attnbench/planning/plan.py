@@ -180,8 +180,8 @@ def groups_of(cells: Iterable[Cell]) -> list[Group]:
 
 
 def reads_cache(case: Case) -> bool:
-    """Whether the core is given more keys than queries: those of a KV cache."""
-    return case.seq_len < case.kv_len
+    """Whether it is a step of decoding, or the core is given more keys than queries."""
+    return case.workload == "decode" or case.seq_len < case.kv_len
 
 
 def jobs_of(cells: Iterable[Cell]) -> Iterator[Job]:

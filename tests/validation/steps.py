@@ -1,7 +1,8 @@
 """Does a call take as long, timed alone behind a flush, as inside a decode step?
 
 The step is written in torch with the shapes of a Llama: RMSNorm, projections, a cache of each layer
-that is written in place, attention, and a gated MLP. Attention is timed inside it.
+that is written in place, attention, and a gated MLP. Inside it are timed attention, and the layer
+as workload `decode` has it: the projections, the cache and attention.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,18 +20,23 @@ from attnbench.api import implementation
 from attnbench.api.loader import load_built_in
 from attnbench.base.stats import median
 from attnbench.measure.clock import HostClock
-from attnbench.schema.case import Case
+from attnbench.schema.case import Case, parse_mask
+from attnbench.worker.workloads.base import WORKLOADS
+from attnbench.worker.workloads.decode import Generate
 from tests.validation.page import Table
 from tests.validation.runner import Ended, Tell
 
 NAMES = ("sdpa", "sdpa-grouped", "naive")
-CONTEXT, DIM, SHARING = 4096, 128, 4
+CONTEXT, TOKENS, DIM, SHARING = 4096, 8, 128, 4
 WIDTHS = {4096: 11008, 512: 1376}  # of the model, with that of its MLP
+LAYER = ", its layer"
 OFF, APART = 0.15, 0.10  # a call from its step; implementations whose order must be right
+
+Parts = dict[str, float]  # times in µs: of attention, and of its layer
 
 
 class Layer:
-    """Random weights and a full cache; `step` is one token's pass, and the attention's µs."""
+    """Random weights and a full cache; `step` is one token's pass, and the µs of its parts."""
 
     def __init__(self, width: int, inner: int) -> None:
         heads = width // DIM
@@ -41,40 +48,54 @@ class Layer:
         }
         self.k, self.v = (torch.randn(1, self.groups, CONTEXT, DIM) for _ in "kv")
 
-    def step(self, x_1E: torch.Tensor, attend: Callable[..., Any]) -> tuple[torch.Tensor, float]:
+    def step(self, x_1E: torch.Tensor, attend: Callable[..., Any]) -> tuple[torch.Tensor, Parts]:
         h = rms_norm(x_1E, x_1E.shape[-1:])
+        begin = time.perf_counter()
         q_BHLD = (h @ self.w["q"]).view(1, 1, -1, DIM).transpose(1, 2)
         self.k[:, :, -1] = (h @ self.w["k"]).view(1, self.groups, DIM)
         self.v[:, :, -1] = (h @ self.w["v"]).view(1, self.groups, DIM)
-        begin = time.perf_counter()
+        called = time.perf_counter()
         o_BHLV = attend(q_BHLD, self.k, self.v)
-        spent_us = 1e6 * (time.perf_counter() - begin)
-        x_1E = x_1E + o_BHLV.transpose(1, 2).reshape(1, -1) @ self.w["o"]
+        returned = time.perf_counter()
+        y_1E = o_BHLV.transpose(1, 2).reshape(1, -1) @ self.w["o"]
+        us = {"": 1e6 * (returned - called), LAYER: 1e6 * (time.perf_counter() - begin)}
+        x_1E = x_1E + y_1E
         h = rms_norm(x_1E, x_1E.shape[-1:])
-        return x_1E + (silu(h @ self.w["gate"]) * (h @ self.w["up"])) @ self.w["down"], spent_us
+        return x_1E + (silu(h @ self.w["gate"]) * (h @ self.w["up"])) @ self.w["down"], us
 
 
 @torch.no_grad()
 def times_us(width: int, layers: int, rounds: int, tell: Tell) -> dict[str, dict[str, float]]:
-    """Medians by implementation: in the step, cold and warm, taken in turn."""
+    """Medians by implementation and part: in the step, cold and warm, taken in turn."""
     model = [Layer(width, WIDTHS[width]) for _ in range(layers)]
-    case = Case(
-        heads=width // DIM, kv_heads=model[0].groups, seq_len=1, kv_len=CONTEXT, head_dim=DIM
-    )
+    sizes: dict[str, Any] = {"heads": width // DIM, "kv_heads": model[0].groups, "head_dim": DIM}
+    core = Case(seq_len=1, kv_len=CONTEXT, **sizes)
+    around: dict[str, Any] = {"workload": "decode", "mask": parse_mask("causal"), "cache": "static"}
+    around |= {"seq_len": CONTEXT - TOKENS, "kv_len": CONTEXT - TOKENS, "new_tokens": TOKENS}
+    layer = Case(**sizes, **around, width=width)
+    tensors = WORKLOADS.get("decode").tensors(layer)
+    for x in tensors.values():
+        x.normal_().mul_(x.shape[-1] ** -0.5)
     clocks = {"cold": HostClock("cold"), "warm": HostClock("warm")}
-    calls = {name: implementation(name).build(case) for name in NAMES}
-    q = torch.randn(1, case.heads, 1, DIM)
-    found: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in NAMES}
+    q = torch.randn(1, layer.heads, 1, DIM)
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    built = {name: implementation(name).build(core) for name in NAMES}
+    alone: dict[str, Callable[..., Any]] = {
+        name: partial(call, q, model[0].k, model[0].v) for name, call in built.items()
+    }
+    alone |= {n + LAYER: Generate(layer, implementation(n), tensors) for n in NAMES}
     for number in range(rounds):
-        for name, call in calls.items():
+        for name, call in built.items():
             x_1E = torch.randn(1, width)
-            for layer in model:
-                x_1E, us = layer.step(x_1E, call)
-                found[name]["step"].append(us)
+            for each in model:
+                x_1E, us = each.step(x_1E, call)
+                for part in us:
+                    found[name + part]["step"].append(us[part])
+        for name, call in alone.items():
+            steps, count = (TOKENS, 1) if name.endswith(LAYER) else (1, layers)
             for how, clock in clocks.items():
-                alone = lambda: call(q, model[0].k, model[0].v)  # noqa: B023, E731
-                alone()
-                found[name][how] += [clock.batch(alone, 1).time_us for _ in range(layers)]
+                call()
+                found[name][how] += [clock.batch(call, 1).time_us / steps for _ in range(count)]
         tell(f"width {width}: round {number + 1} of {rounds}")
     return {n: {how: median(us) for how, us in of.items()} for n, of in found.items()}
 

@@ -157,7 +157,12 @@ class Generate:
         self._all_queries, self._all_keys = kind.all_queries, kind.all_keys
         self._layers = [layer_of(case, own) for own in each_layer(case, tensors)]
         self._keys_of, self._together = keys_of_layers(case), case.query_tokens
-        self._steps = [(end, impl.build(step_case(case, end))) for end in step_ends(case)]
+        ends = step_ends(case)
+        # A cold clock flushes between the steps, as the other layers of a model would.
+        self.steps = [
+            functools.partial(self._step, end, impl.build(step_case(case, end)), end == ends[-1])
+            for end in ends
+        ]
         self.refresh()
 
     def refresh(self) -> None:
@@ -171,21 +176,21 @@ class Generate:
 
     def __call__(self) -> list[torch.Tensor]:
         """The output of every layer for the new tokens of each step."""
+        return [step() for step in self.steps]
+
+    def _step(self, end: int, core: Callable[..., torch.Tensor], last: bool) -> torch.Tensor:
         outputs, together = [], self._together
-        for end, core in self._steps:
-            of_layers = []
-            for number, layer in enumerate(self._layers):
-                layer.place(0 if self._all_keys else end - together, end)
-                q = layer.queries(0 if self._all_queries else end - together, end)
-                if number in self.stores:  # else k and v are those of the layer before
-                    k, v = self.stores[number].extend(end - together, end)
-                y = layer.output(core(q, k, v))
-                # A view of the last tokens would keep the outputs of all of them alive.
-                of_layers.append(y[:, -together:].clone() if y.shape[1] > together else y)
-            outputs.append(of_layers[0] if len(of_layers) == 1 else torch.cat(of_layers, dim=-1))
-        for store in self.stores.values():
+        for number, layer in enumerate(self._layers):
+            layer.place(0 if self._all_keys else end - together, end)
+            q = layer.queries(0 if self._all_queries else end - together, end)
+            if number in self.stores:  # else k and v are those of the layer before
+                k, v = self.stores[number].extend(end - together, end)
+            y = layer.output(core(q, k, v))
+            # A view of the last tokens would keep the outputs of all of them alive.
+            outputs.append(y[:, -together:].clone() if y.shape[1] > together else y)
+        for store in self.stores.values() if last else ():
             store.restore()
-        return outputs
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
 
 def plain_layer(
