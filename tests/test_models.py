@@ -164,6 +164,12 @@ SEVERAL = {
         ["1 forward n=96 B=1 H=8 D=64 float32 causal rope-yarn:32:truncate=0:base=150000 BLHD"],
         "attention sinks",
     ),
+    "what nothing reads": (
+        LLAMA | {"position_embedding_type": "relative_key", "dual_chunk_attention_config": {"a": 1},
+                 "quantization_config": {"kv_cache_scheme": {"num_bits": 8}}},
+        ["3 forward n=96 B=1 H=8 D=32 float32 causal rope BLHD"],
+        "relative_key positions, dual chunks, a quantised cache",
+    ),
     "latents": (
         LATENT,
         ["2 forward n=96 B=1 H=4 D=24 V=16 float32 causal scale=0.2041241452319315 BLHD"],
@@ -203,6 +209,10 @@ WRONG = {
     "more than all dims turned": (LLAMA | {"partial_rotary_factor": 2}, "partial_rotary_factor"),
     "a decoder by name": (LLAMA | {"model_type": "bert", "is_decoder": True}, "is_decoder"),
     "latents without their dims": (LATENT | {"v_head_dim": None}, "no v_head_dim"),
+    "no sizes": (
+        {"model_type": "llama", "hidden_size": 64},
+        "it has no num_attention_heads, no num_hidden_layers, which are needed",
+    ),
     "no JSON": ("{", "not an object of JSON"),
     "a list": ("[]", "not an object of JSON"),
 }  # fmt: skip

@@ -6,7 +6,7 @@ import contextlib
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,6 +23,7 @@ from attnbench.schema.position import parse_position
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 ARCHITECTURES, ROPE, MODELS = (_TABLE[name] for name in ("architectures", "rope", "models"))
+_NEEDED = ("hidden_size", "num_attention_heads", "num_hidden_layers")
 STEPS = ("prefill", "decode", "train")
 _FULL, _SLIDING = "full_attention", "sliding_attention"  # as layer_types has them
 Row = Mapping[str, Any]
@@ -95,6 +96,7 @@ def _sweeps(outer: Row, step: str | None, tokens: Any, workload: str) -> tuple[l
     row, arch = _known(outer)
     # Images and sound come to the language model as embeddings, by parts of their own.
     left_out = [name for name in ("vision_config", "audio_config") if outer.get(name)]
+    left_out += _unread(outer)
     sizes, encoder = _sizes(row), "encoder" in arch
     layers = _layers(row, arch, sizes["head_dims"], left_out)
     if encoder and "decode" in (step, workload):
@@ -174,6 +176,16 @@ def _known(outer: Row) -> tuple[Any, Row]:
     return row, arch
 
 
+def _unread(outer: Row) -> Iterator[str]:
+    """What keys change attention that nothing here reads."""
+    for path, (words, *plain) in _TABLE["unread"].items():
+        for value in (outer, outer.get("text_config")):
+            for key in path.split("."):
+                value = value.get(key) if isinstance(value, dict) else None
+            if value and value not in plain:
+                yield words.format(value)
+
+
 def _sizes(row: Any) -> dict[str, Any]:
     """Values of axes that all layers share."""
     width, heads = _given(row, "hidden_size"), _given(row, "num_attention_heads")
@@ -232,7 +244,9 @@ def _read(row: Row) -> Any:
 
 def _given(row: Any, name: str) -> Any:
     if (value := getattr(row, name)) is None:
-        raise UsageError(f"it has no {name}, which is needed")
+        lacks = [n for n in dict.fromkeys((name, *_NEEDED)) if getattr(row, n) is None]
+        needed = "which is needed" if len(lacks) == 1 else "which are needed"
+        raise UsageError(f"it has no {', no '.join(lacks)}, {needed}")
     return value
 
 
