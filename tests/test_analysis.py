@@ -4,7 +4,7 @@ import io
 import json
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pytest
@@ -104,10 +104,12 @@ def test_a_command_that_is_proposed_repeats_no_default() -> None:
 
 
 def test_the_line_of_doubt_says_what_disturbed_a_run_what_that_did_and_what_to_run():
+    asked: dict[str, Any] = {"device": "auto", "heads": [4, 8]}
+
     def line(spread: float, threads: int, **options: object) -> str:
         times = [100.0 * (1 + spread * (i % 3)) for i in range(12)]
         record = synthetic.timed(Case(seq_len=256, threads=threads), "naive", times, cpu_share=0.6)
-        info = {"run_id": "r", "options": {"device": "auto", "heads": [4]}, "settings": options}
+        info = {"run_id": "r", "options": asked, "settings": options}
         run = Run(path=Path("r"), info=info, records=[record])
         return " | ".join(filter(None, doubt(run, load(run))))
 
@@ -115,7 +117,9 @@ def test_the_line_of_doubt_says_what_disturbed_a_run_what_that_did_and_what_to_r
     assert line(0.5, 1) == (
         "The machine was disturbed: other processes took 40 % of the CPU time. So 1 of 1 intervals"
         " is wider than ± 10 %. The command 'narrow' below measures them longer. |"
-        " attnbench sweep --heads 4 --seq-lens 256 --max-time 3 --processes 3"
+        " attnbench sweep --heads 4 --seq-lens 256 --impls naive --max-time 3 --processes 3"
     )
     assert "one thread (--threads 1) repeats best" in line(0.5, 2)
+    asked.update(preset="quick", seq_lens=[64, 256])
+    assert line(0.5, 1).endswith("sweep --case n=256 --max-time 3 --impls naive --processes 3")
     assert line(0.5, 1, max_time_s=3.0, processes=3).endswith("on a quieter machine.")

@@ -15,8 +15,10 @@ from attnbench.base import units
 from attnbench.base.sample import SETTLED_CALLS, DiscardCode
 from attnbench.base.stats import median
 from attnbench.machine.symptoms import STEAL_SHARE
+from attnbench.schema.axes import KEYWORDS
 from attnbench.schema.record import Record
 from attnbench.store.runs import Run
+from attnbench.theory.flags import case_text
 
 DISTURBED = 0.25
 FULL_SPEED_SHARE = 0.9  # of the time; less shows in the intervals
@@ -210,7 +212,7 @@ def fresh(run: Run, frame: pd.DataFrame) -> tuple[str, str]:
 
 
 def remedy(run: Run, rows: pd.DataFrame) -> str:
-    """The command that measures the sizes of these rows for longer, unless that was done."""
+    """The command that measures the cases of these rows for longer, unless that was done."""
     settings = run.info.get("settings") or {}
     max_time_s = settings.get("max_time_s") or 1.0
     if max_time_s >= LONG_S and (settings.get("processes") or 1) >= PROCESSES:
@@ -219,14 +221,27 @@ def remedy(run: Run, rows: pd.DataFrame) -> str:
 
 
 def _command(run: Run, rows: pd.DataFrame, **changed: Any) -> str:
-    """The sweep that measures the sizes of these rows again, with other options."""
+    """The sweep that measures the cases of these rows again, with other options.
+
+    A preset is several sweeps: what an axis names would hold in each, so its cases are listed.
+    """
     again = {
         name: value
         for name, value in (run.info.get("options") or {}).items()
         if name not in _OWN and value != _DEFAULTS.get(name)
     }
-    if not again.keys() & {"model", "case", "cases"}:  # which have their lengths
-        again["seq_lens"] = sorted({int(n) for n in rows["seq_len"]})
+    if again.pop("preset", None):
+        again = {n: x for n, x in again.items() if n not in {"workload", *KEYWORDS}}
+        cases = {x.cell.case.case_id: x.cell.case for x in run.records}
+        again["case"] = [case_text(cases[name]) for name in rows["case_id"].unique()]
+        again["max_time"] = (run.info.get("settings") or {}).get("max_time_s") or 1.0
+        reads = rows["kv_len"] > rows["seq_len"]  # cold where a list has it, unless told otherwise
+        again |= {"l2": "warm"} if (reads & (rows["l2"] == "warm")).any() else {}
+    elif not again.keys() & {"model", "case", "cases"}:  # which have their lengths
+        again["seq_lens"] = []
+        for name in again.keys() & KEYWORDS.keys() - {"scales"}:  # of which null is a value
+            again[name] = sorted(rows[KEYWORDS[name].field].dropna().unique().tolist())
+    again["impls"] = list(dict.fromkeys([*rows["baseline"].dropna(), *rows["impl"]]))
     again |= changed
     flags = []
     for name, flag in (("files", "--impl"), ("case", "--case")):

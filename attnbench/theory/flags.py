@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from attnbench.schema.axes import AXES
-from attnbench.schema.case import DEFAULTS, Case
+from attnbench.schema.case import DEFAULTS, FOLLOWS, Case
 from attnbench.schema.mask import MASKS
 from attnbench.schema.position import POSITIONS
 from attnbench.theory.caches import CACHES
@@ -46,6 +46,16 @@ def case_flags(case: Case, auto: str = "cpu") -> list[str]:
     flags = {"workload": "--workload", **flags, "device": "--device"}
     asked = [n for n in flags if row[n] != plain[n] and row[n] is not None]
     return [text for name in asked for text in (flags[name], str(row[name]))]
+
+
+def case_text(case: Case) -> str:
+    """What `--case` takes for this case: what differs from the defaults, or its length."""
+    row = case.to_json()
+    default = DEFAULTS | {name: row[source] for name, source in FOLLOWS.items()}
+    differing = {n: x for n, x in row.items() if n in AXES and x != default[n]}
+    parts = [f"{AXES[name].symbol or name}={value}" for name, value in differing.items()]
+    own = [f"workload={case.workload}"] * (case.workload != "attention")
+    return ",".join([*own, *parts]) or f"n={case.seq_len}"
 
 
 def profile_command(case: Case, impl: str, auto: str = "cpu") -> str:

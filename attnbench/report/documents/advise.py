@@ -24,9 +24,10 @@ from attnbench.errors import ExitCode, UsageError
 from attnbench.report import document as doc
 from attnbench.report.documents import sweep
 from attnbench.schema.axes import AXES
-from attnbench.schema.case import DEFAULTS, FOLLOWS, Case
+from attnbench.schema.case import Case
 from attnbench.store.runs import Run
 from attnbench.theory.choices import DEFAULT, TRANSFORMERS, WORDS, can_have
+from attnbench.theory.flags import case_text
 from attnbench.theory.traits import case_label
 
 SIGNS: dict[Verdict, doc.Sign] = {
@@ -359,10 +360,4 @@ def _declined(run: Run) -> Iterator[doc.Part]:
 
 def _command(case: Case, seconds: float) -> str:
     """What measures a case alone: `--case` with what differs from the defaults, and a budget."""
-    row = case.to_json()
-    default = DEFAULTS | {name: row[source] for name, source in FOLLOWS.items()}
-    differing = {n: x for n, x in row.items() if n in AXES and x != default[n]}
-    parts = [f"{AXES[name].symbol or name}={value}" for name, value in differing.items()]
-    own = [f"workload={case.workload}"] * (case.workload != "attention")
-    text = shlex.quote(",".join([*own, *parts]) or f"n={case.seq_len}")
-    return f"advise --case {text} --budget {max(10, round(1.5 * seconds))}s"
+    return f"advise --case {shlex.quote(case_text(case))} --budget {max(10, round(1.5 * seconds))}s"

@@ -107,6 +107,7 @@ def _summary(rows: Sequence[_Row], name: str, question: str, law: str) -> Sequen
     sign: doc.Sign = SIGNS[min(verdicts, key=("refuted", "inconclusive", "holds").index)]
     telling: Verdict = "refuted" if "refuted" in verdicts else "holds"
     count = f"{verdicts.count(telling)} of {len(rows)} {HOLD.get(telling, telling)}"
+    count = count if telling in verdicts else f"{len(rows)} inconclusive"
     verdict = doc.Finding(sign=sign, verdict=count if len(rows) > 1 else verdicts[0], subject=name)
     seen = sorted(x for _, value, _ in rows if isinstance(x := value.number, float) and x == x)
     middle = rows[0][1]
