@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -83,7 +84,7 @@ def advices(run: Run, frame: pd.DataFrame, asked: Steps | None = None) -> list[A
 
     `frame` is that of `table.load` with the default as the baseline; `asked` are steps in place of
     the run's. Only what computes exact attention is advised, and nothing whose time is suspect. A
-    call that several steps make is listed under the first.
+    call that several steps make is listed once, by the first word of the first.
     """
     cells = {record.cell.key: record for record in run.records}
     cut_off = {part.cell.case.case_id for part, _ in interrupted(run)}
@@ -92,8 +93,9 @@ def advices(run: Run, frame: pd.DataFrame, asked: Steps | None = None) -> list[A
     if not of:
         counts = frame.groupby("case_id", sort=False)["impl"].nunique()
         of = [(str(case_id), ("", 1)) for case_id in counts.index[counts > 1]]
-    found = []
+    found, making = list[Advice](), Counter(case_id for case_id, _ in of)
     for case_id, (step, count) in dict(reversed(of)).items():
+        step = step if making[case_id] == 1 else step.partition(" ")[0]
         rows = frame[frame["case_id"] == case_id]
         # What a program's calls take on average is another matter.
         uneven = rows["unsteady"].fillna("").str.contains("uneven|keeps-results")

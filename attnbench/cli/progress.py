@@ -188,8 +188,8 @@ class AdviceDisplay(SweepDisplay):
 
     def _planned(self, plan: Plan, path: Path) -> None:
         self.path, self.on_interrupt = path, f"Interrupted. This is advice from: {path}"
-        calls = units.counted(len({cell.case.case_id for cell in plan.passes[0]}), "call")
-        self.say(f"{calls}, {units.counted(len(plan.passes[0]), 'cell')} at most -> {path}")
+        cases = units.counted(len({cell.case.case_id for cell in plan.passes[0]}), "case")
+        self.say(f"{cases}, {units.counted(len(plan.passes[0]), 'cell')} at most -> {path}")
         self._begin()
 
     def _recorded(self, record: Record) -> None:

@@ -28,7 +28,7 @@ _MARKERS = {"screen": "○", "confirm": "●"}
 MARGIN, AGAINST, MEDIAN = "#e3e8ee", "#fbeae4", "#111111"
 # Dots have the colour of the verdict: that of an implementation would look like one.
 COLOURS: dict[Sign, str] = {
-    "good": "#4a5560", "better": "#0060a8", "bad": "#b3261e", "open": "#4a5560", "none": "#8a8a8a",
+    "good": "#2e6b3f", "better": "#0060a8", "bad": "#b3261e", "open": "#8a6100", "none": "#8a8a8a",
 }  # fmt: skip
 KIND = FigureKind(
     name="gate-rounds", title="A dot for every round",
@@ -58,7 +58,7 @@ def cells(run: GateRun, outcome: Outcome) -> list[Strip]:
     """A row for each cell, the worst first."""
     found = []
     for number, name, row in gate.ordered(run, outcome):
-        change, wins = gate.changed(row), gate.wins(row)
+        change, wins = gate.changed(row), written.value(gate.wins(row))
         words = written.verdict(gate.finding(name, row))
         if _ends(change):
             words = f"{written.value(change)} ({written.interval(change)})  {wins}  {words}"
@@ -86,11 +86,13 @@ def controls(run: GateRun, outcome: Outcome) -> list[Strip]:
         Strip(
             label="A/A control (base again)", dots=_dots(run.rounds, every, "null"),
             middle=_percent(found.null_ratio), words=units.change(found.null_ratio) + aside,
+            sign="open" if found.untrusted else "none" if found.null_ratio is None else "good",
         ),
         Strip(
             label=f"positive control (+{units.brief_percent(run.rules.threshold)})",
             dots=_dots(run.rounds, every, "planted"),
             middle=_percent(found.planted_ratio), words=seen,
+            sign="none" if found.found is None else "good" if found.found else "open",
         ),
     ]  # fmt: skip
 

@@ -258,11 +258,12 @@ def _elsewhere(found: Comparison, apart: Elsewhere) -> Iterator[doc.Section]:
         ) for r in apart.reversals),
     ])])  # fmt: skip
     if apart.slopes:
-        columns = {"impl": "implementation", "case": "case", "n": "n"}
+        columns = {"impl": "implementation", "case": "case", "n": "n", "n_last": ""}
         yield doc.Section("Growth with n", [
             doc.Text(["slopes of ln time over ln n, of the sizes that both have"]),
             doc.Table(columns=columns | _both("slope"), rows=[
-                (s.impl, s.label, f"{s.sizes[0]}–{s.sizes[-1]}",
+                (s.impl, s.label,
+                 doc.Value(s.sizes[0], mark=f"–{s.sizes[-1]}"), doc.Value(s.sizes[-1]),
                  *(doc.Value(x, "number") for x in s.exponents)) for s in apart.slopes
             ]),
         ])  # fmt: skip

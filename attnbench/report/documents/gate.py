@@ -12,13 +12,14 @@ from typing import Any
 
 from attnbench.base import units
 from attnbench.errors import ExitCode
-from attnbench.gate.decide.data import GateRun, Version
+from attnbench.gate.decide.data import GateCell, GateRun, Version
 from attnbench.gate.decide.outcome import VERDICTS, Outcome, Row, Verdict
 from attnbench.gate.decide.verdict import missing
 from attnbench.report import document as doc
 from attnbench.report.labels import case_words, labels
 from attnbench.schema.record import Cell as MeasuredCell
 from attnbench.theory.flags import profile_command
+from attnbench.theory.traits import TRAITS
 
 SIGNS: dict[Verdict, doc.Sign] = {
     "incorrect": "bad", "regressed": "bad", "inconclusive": "open", "not timed": "none",
@@ -26,7 +27,7 @@ SIGNS: dict[Verdict, doc.Sign] = {
 }  # fmt: skip
 COLUMNS = {
     "impl": "", "case_id": "", "cell": "cell", "change": "change", "wins": "wins",
-    "verdict": "verdict",
+    "rounds": "", "verdict": "verdict",
 }  # fmt: skip
 READING = (
     "Change: candidate / base − 1; for time the median over rounds, with its 95 % interval (for"
@@ -38,6 +39,7 @@ PROMISE = (
     " less than the margin of {margin} is called a regression in at most {alpha} of runs, if rounds"
     " are independent and their bias is within the margin."
 )
+FORWARD = "only the forward pass was compared: --passes both has the backward, too"
 _LIBRARIES = ("torch", "cuda", "driver", "python", "blas", "cpu_capability")  # said first
 SUITE = "attnbench gate"
 MOST_PROFILES = 3  # commands that are printed
@@ -53,7 +55,7 @@ def document(run: GateRun, outcome: Outcome, file: Path | None = None) -> doc.Do
         columns=COLUMNS, cut="cell",
         rows=[(
             row.cell.impl, row.cell.case.case_id if isinstance(row.cell, MeasuredCell) else "",
-            name, changed(row), doc.Value(wins(row)), of,
+            name, changed(row), wins(row), doc.Value(row.rounds), of,
         ) for (_, name, row), of in zip(rows, found, strict=True)],
     )  # fmt: skip
     figure = doc.Figure(title="A dot for every round", draw="rounds.draw_all", of=(run, outcome))
@@ -71,12 +73,14 @@ def document(run: GateRun, outcome: Outcome, file: Path | None = None) -> doc.Do
         about=[
             *(f"{name}: {words}" for name, words in versions.items()), *filter(None, [_alike(run)]),
             doc.sentence("{count}, {common}: {counts}", count=count, common=common, counts=counts)
-            if common else f"{count}: {counts}", *_measured(run),
+            if common else f"{count}: {counts}",
+            *[FORWARD] * _forward_alone(run.cells), *_measured(run),
         ],
-        created=run.created, spent_s=_total_s(run), commands=commands,
+        created=run.created, spent_s=_total_s(run) or None, commands=commands,
         facts={
             **{name: doc.Value(words) for name, words in versions.items()},
-            **shares, "rounds": doc.Value(_rounds(run)), "environment": doc.Value(_machine(run)),
+            **shares, "rounds": doc.Value(sum(of.discarded is None for of in run.rounds)),
+            "environment": doc.Value(_machine(run)),
         },
         sections=[
             doc.Section("Cells", [
@@ -136,10 +140,10 @@ def changed(row: Row) -> doc.Value:
     return doc.Value(first.ratio, "change", low=low, high=high, of=first.metric)
 
 
-def wins(row: Row) -> str | None:
-    """`8/8`, of a verdict on times; else None."""
+def wins(row: Row) -> doc.Value:
+    """`8/8`, of a verdict on times; else unknown."""
     timed = not row.changes or row.changes[0].metric == "time"
-    return f"{row.wins}/{row.rounds}" if timed and row.wins is not None else None
+    return doc.Value(row.wins if timed else None, mark=f"/{row.rounds}")
 
 
 def _controls(run: GateRun, outcome: Outcome) -> Iterator[doc.Finding]:
@@ -196,6 +200,13 @@ def _installed(known: Mapping[str, Any], version: Version) -> dict[str, Any]:
     return {**found, **{name: packages[name] for name in packages if name not in found}}
 
 
+def _forward_alone(cells: Sequence[GateCell]) -> bool:
+    """Whether all are forward passes of what could be differentiated; of tests nothing is said."""
+    cases = [cell.case for cell in cells if isinstance(cell, MeasuredCell)]
+    could = any(len(TRAITS.get(case.workload).passes) > 1 for case in cases)
+    return could and {case.pass_ for case in cases} == {"forward"}
+
+
 def _version(of: Version, other: Version) -> str:
     if of.environment is not None and of.ref is None and other.ref is None:
         return of.environment.label  # the code is the same
@@ -245,7 +256,7 @@ def _rounds(run: GateRun) -> str:
 def _measured(run: GateRun) -> list[doc.Words]:
     """The machine, how many rounds there were, and how long the run took, by its parts."""
     parts = {k.removesuffix("_s"): v for k, v in run.spent.items() if k != "wall_s"}
-    text = "{count}; {total} of a budget of {budget}"
+    text = "{count}; " + ("{total} of a budget of {budget}" if run.spent else "interrupted")
     text += "; it ended before all was decided" * run.over_budget
     text += ": " * bool(parts) + ", ".join(f"{name} {{{name}}}" for name in parts)
     seconds = {"total": _total_s(run), "budget": run.rules.budget_s, **parts}

@@ -31,7 +31,7 @@ PICTURES = (
     " scale is drawn at its edge. Coloured lines are steps: regression red, improvement blue,"
     " suspicious yellow. Dashed lines are changes of the environment, by their number above."
 )
-STEP = {"since": "since", "change": "change", "runs": "runs"}
+STEP = {"since": "since", "change": "change", "runs": "runs", "runs_after": ""}
 
 
 def document(machines: Sequence[Series]) -> doc.Document:
@@ -102,7 +102,8 @@ def _sections(series: Series) -> list[doc.Section]:
 
 def _step(series: Series, found: Found) -> tuple[doc.Cell, ...]:
     step, place = found.step, _place(series, found.at)
-    return place, doc.Value(math.exp(step.log), "change"), f"{step.before}|{step.after}"
+    runs = doc.Value(step.before, mark=f"|{step.after}"), doc.Value(step.after)
+    return place, doc.Value(math.exp(step.log), "change"), *runs
 
 
 def _steps(series: Series, line: Line) -> doc.Sentence:

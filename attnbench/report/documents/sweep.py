@@ -109,7 +109,7 @@ SUMMARY: dict[str, tuple[str, tuple[str, ...], Callable[[Row], doc.Cell]]] = {
              _mask),
     "status": ("status", ("status",), lambda row: str(row["status"])),
 }  # fmt: skip
-_NOTHING: set[doc.Cell] = {doc.Value(None, unit) for unit in get_args(doc.Unit)} | {"ok"}
+_NOTHING: set[doc.Cell] = {"ok", *(doc.Value(None, unit) for unit in get_args(doc.Unit))}
 _KEPT = ("case", "impl", "time", "speed")
 _SPARE = ("mask", "error", "rate", "behind", "workspace", "cache", "approx")
 
