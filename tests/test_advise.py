@@ -14,7 +14,7 @@ import attnbench
 from attnbench.analysis import table
 from attnbench.analysis.advice import advices, changes
 from attnbench.base import units
-from attnbench.errors import UsageError
+from attnbench.errors import StoreError, UsageError
 from attnbench.execution import advising, session
 from attnbench.execution.process import Settings
 from attnbench.machine.host import is_here
@@ -27,7 +27,7 @@ from attnbench.report.render import rendered
 from attnbench.schema.case import Case, parse_mask
 from attnbench.schema.record import Cell, Record
 from attnbench.store.folder import SWEEP, RunFolder
-from attnbench.store.runs import load_run
+from attnbench.store.runs import load_run, new_run
 from attnbench.theory.choices import as_transformers
 from tests import synthetic
 from tests.conftest import parsed
@@ -135,6 +135,24 @@ def test_what_another_way_of_calling_sdpa_saves(tmp_path):
     assert ratios == {
         "keys expanded to every head": 1.2, "a dense attn_mask": 1.5, "q, k, v in BLHD": 1.25,
     }  # fmt: skip
+
+
+def test_a_call_of_a_padded_list_and_a_packed_one_has_the_name_of_neither(tmp_path):
+    records = [timed("sdpa", 100.0), timed("naive", 200.0)]
+    steps = {f"call {how}": {CALL.case_id: 2} for how in ("padded", "packed")}
+    run, [found] = advice_of(tmp_path, *records, steps=steps)
+    assert (found.step, found.count) == ("call", 2)
+    assert "2 × this call: keep sdpa" in rendered(document(run))
+
+
+def test_a_name_that_is_taken_by_advice_cannot_be_resumed(tmp_path):
+    (tmp_path / "taken").mkdir()
+    for command, says in (("sweep", "choose another --name, or continue"), ("advise", "--name$")):
+        with (
+            pytest.raises(StoreError, match=says),
+            new_run(tmp_path, "taken", {"options": {"command": command}}),
+        ):
+            pass
 
 
 PADDED = Case(batch=2, heads=8, seq_len=512, mask=parse_mask("padding:512+128"))
@@ -263,7 +281,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "/a,b.py does not exist (files=…)": {"files": "a,b.py"},
     "take only one of model=…, case=… or cases=…": {"model": "bert-base", "case": "B=2"},
     "known: device, seed": {"settings": {"max_time_s": 3}},
-    "; choose another name=…, or continue it with --resume": {"name": "there", "case": "B=1,n=8"},
+    "exists in results; choose another name=…": {"name": "there", "case": "B=1,n=8"},
 }
 
 

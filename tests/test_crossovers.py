@@ -82,6 +82,15 @@ def test_a_crossing_between_sizes_far_apart_may_lie_anywhere_between_them():
     assert (close.low, close.high) == pytest.approx((64, 64))
 
 
+def test_layouts_of_one_implementation_are_compared():
+    run, other = run_of({"sdpa": square}), run_of({"sdpa": passing(700.0)}, layout="BLHD")
+    run.records.extend(other.records)
+    found = only(run)
+    assert (found.by, found.impl, found.first, found.second) == ("layout", "sdpa", "BHLD", "BLHD")
+    assert "layout" not in found.same
+    assert found.text.startswith("BLHD overtakes BHLD")
+
+
 def test_several_processes_are_compared_process_by_process():
     run = run_of({"naive": square, "mine": passing(700.0)}, noise=0.001)
     drift = (1.0, 1.5, 0.7, 2.0)  # a process that is slow is so for both

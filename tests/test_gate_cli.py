@@ -5,6 +5,7 @@ And what it refuses, by one line with the flag, before anything is measured or w
 
 from __future__ import annotations
 
+import json
 import tempfile
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,11 +17,12 @@ import pytest
 from attnbench.errors import StoreError, WorkerError
 from attnbench.execution.events import Events, RoundMeasured, Total, Working
 from attnbench.gate.decide.data import GateRun, Rules
-from attnbench.gate.decide.stored import load_gate
+from attnbench.gate.decide.stored import keep_round, load_gate
 from attnbench.gate.decide.verdict import decide
 from attnbench.gate.run.measuring import GateRequest
 from attnbench.planning.plan import Axes
 from attnbench.report.documents import gate
+from attnbench.store.folder import GATE, RunFolder
 from tests import gate_runs, repositories
 from tests.gate_runs import a_run
 from tests.repositories import commit, git, kernel, write
@@ -229,6 +231,20 @@ def test_a_replay_decides_again_without_a_repository(cli, imagined, tmp_path, mo
     assert len(imagined.requests) == 1
     assert cli("gate", "--replay", "r", "--output", "o", "--name", "s").exit_code == 1
     assert (tmp_path / "o" / "s" / "gate.html").is_file()
+
+
+def test_an_interrupted_run_is_decided_from_its_rounds_and_says_so(cli, tmp_path):
+    whole = KINDS["regressed"]
+    begun = replace(whole, rounds=(), spent={})
+    with RunFolder.create(GATE, tmp_path, "cut") as folder:
+        for seen in whole.rounds[:4]:
+            keep_round(folder, begun, seen)
+    said = cli("gate", "--replay", tmp_path / "cut").stdout
+    assert "screening; 1 more discarded; interrupted\n" in said
+    assert "0.00 s" not in said
+    assert "only the forward pass was compared: --passes both" in said
+    shown = json.loads(cli("gate", "--replay", tmp_path / "cut", "--json").stdout)
+    assert shown["facts"]["rounds"] == 3
 
 
 # What is refused.

@@ -137,3 +137,7 @@ def test_a_layer_has_a_projection_and_attention_has_none():
 )
 def test_of_a_file_whose_implementations_are_named_only_those_run(asked, run):
     assert chosen(asked, [("a", "b"), ("c",)]) == run
+
+
+def test_a_scale_in_a_list_is_the_default_by_its_name():
+    assert Axes(scales=["default", 0.5]).values == Axes(scales="default,0.5").values

@@ -241,6 +241,15 @@ def test_the_command_shows_the_difference_and_names_the_page(profiled):
     assert "page:   results/p/profile.html" in done.output
 
 
+def test_a_stored_profile_has_a_report(profiled, cli):
+    for impls, name in (("naive", "one"), ("naive mine --impl mine.py", "two")):
+        profiled(f"{impls} --name {name}")
+        page = Path("results", name, "profile.html")
+        page.unlink()
+        assert cli("report", name).stdout == f"{page}\n"
+        assert ("naive → mine" in page.read_text()) == (name == "two")
+
+
 @pytest.mark.slow
 def test_one_implementation_in_two_environments_is_two_profiles(profiled):
     python = f"--python {shlex.quote(sys.executable)}"

@@ -23,7 +23,7 @@ NEAR = 4.0  # sizes further apart than this factor say little of what lies betwe
 _STEPS = 4  # parts of a gap in which its band is followed
 _ROUNDING = 1e-12  # of a logarithm, where a line through two points passes 0
 
-By = Literal["impl", "cache", "projection"]
+By = Literal["impl", "cache", "projection", "layout"]
 _BYS = get_args(By)
 CrossoverOutcome = Literal["crosses", "none", "no difference"]
 
@@ -58,7 +58,7 @@ class Crossing:
 class Crossover:
     """Two ways to do the same, compared along n.
 
-    `first` and `second` are implementations, or caches or projections of one (`by` says which).
+    `first` and `second` are implementations, or caches, projections or layouts of one: `by`.
     `ratios` are the time of the first / that of the second at `sizes` (n, or the context):
     above 1 the second is faster. `case` is one of their cases, at the largest size, and `impl`
     the implementation that both share unless they differ by it. `left_out` gives sizes at which
@@ -113,10 +113,10 @@ _Ways = dict[str, dict[int, tuple[Case, CellTimes | None]]]  # cells by name and
 def crossovers(run: Run, baseline: str | None = None) -> tuple[Crossover, ...]:
     """Compare all pairs that share two sizes or more, everything else being equal.
 
-    Pairs are those of implementations on the same cases, of caches of one implementation, and of
-    projections of one; the number of keys follows n or stays. The `baseline` is the first of its
-    pairs (that of the run unless given). Every pair is looked at, so that
-    the effort grows with the square of how many share their cases. Between two sizes the
+    Pairs are those of implementations on the same cases, and of caches, of projections and of
+    layouts of one implementation; the number of keys follows n or stays. The `baseline` is the
+    first of its pairs (that of the run unless given). Every pair is looked at, so that the effort
+    grows with the square of how many share their cases. Between two sizes the
     logarithm of the ratio is interpolated along log n, and so are the ends of its interval
     (`pairs.ratio_of`), wider between the sizes by what a curve may deviate there; where the sizes
     are more than a factor of `NEAR` apart, a crossing's interval is the whole gap.
@@ -141,7 +141,8 @@ def _slices(run: Run) -> Iterator[tuple[By, str | None, _Ways]]:
         row["kv_len"] = None if keys == n else keys
         observed = [sample.time_us for sample in record.kept]
         timed = case, cell_times(record) if observed and are_times(observed) else None
-        for by, shared in (("impl", None), ("cache", impl), ("projection", impl)):
+        for by in _BYS:
+            shared = None if by == "impl" else impl
             if (way := (row | {"impl": impl})[by]) is not None:
                 key = (by, shared, device_name, *(row | {by: None}).values())
                 slices.setdefault(key, {}).setdefault(way, {})[n] = timed

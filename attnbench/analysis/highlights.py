@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from attnbench.analysis.axes import AXES, label, slices
-from attnbench.analysis.leads import against, hardest_case, number_of
+from attnbench.analysis.axes import AXES, slices
+from attnbench.analysis.leads import against, hardest_case, number_of, place
 from attnbench.analysis.notes import doubt, fresh, suspect_sentence
 from attnbench.analysis.table import WORST_FIRST, time_ratio
 from attnbench.base import units
@@ -15,6 +15,7 @@ from attnbench.store.runs import Run
 from attnbench.theory.traits import TRAITS
 
 SLICE = ["workload", "device", "dtype", "pass"]
+_PLACE = ["workload", "pass", "dtype", "mask", "projection", "seq_len"]
 
 
 def highlights(run: Run, frame: pd.DataFrame, costs: pd.DataFrame) -> list[str]:
@@ -75,7 +76,7 @@ def workspace_sentence(rows: pd.DataFrame) -> str:
     if baseline in least or baseline not in of or of_tokens:
         return ""
     sizes = units.size(of[least[0]]), units.size(of[baseline])
-    where = label(known.iloc[0], ["workload", "pass", "dtype", "mask", "projection", "seq_len"])
+    where = place(known.iloc[0], _PLACE, rows)
     return (
         f"{where}: the least workspace is {sizes[0]} ({', '.join(least)}); {baseline} needs"
         f" {sizes[1]}."
@@ -92,7 +93,7 @@ def share_sentence(rows: pd.DataFrame) -> str:
             parts.append(f"{value} % [{'–'.join(ends)}] with {row['impl']}")
     if not parts:
         return ""
-    where = label(case.iloc[0], ["workload", "pass", "dtype", "mask", "projection", "seq_len"])
+    where = place(case.iloc[0], _PLACE, rows)
     takes = f"{where}: of the layer's time attention takes {', '.join(parts)}"
     rest = "projections" + " and positions" * (case["position"].iloc[0] != "none")
     return f"{takes}; {rest} take the rest."

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from attnbench.analysis.axes import label, slices, varying
+from attnbench.analysis.axes import AXES, label, slices, varying
 from attnbench.analysis.notes import WIDE
 from attnbench.analysis.pairs import decided
 from attnbench.analysis.table import Ratio, time_ratio
@@ -17,7 +17,8 @@ from attnbench.base import units
 from attnbench.store.runs import Run
 
 MOST = 6  # sentences
-PART = ["workload", "device", "device_name", "dtype", "pass", "mask"]  # each has its fastest
+_SAID = ["layout", "scale"]  # where they differ, also their plain values
+PART = ["workload", "device", "device_name", "dtype", "pass", "mask", *_SAID]  # has its fastest
 _PLURALS = {"pass": "passes", "device_name": "device models"}
 
 
@@ -97,6 +98,13 @@ def hardest_case(rows: pd.DataFrame) -> pd.DataFrame:
     chosen = plain.sort_values(by, ascending=rising, kind="stable").iloc[0]
     there: pd.DataFrame = rows[rows["case_id"] == chosen["case_id"]]
     return there
+
+
+def place(row: pd.Series[Any], names: list[str], rows: pd.DataFrame | None = None) -> str:
+    """The label of a row, with its layout and scale where they are named, or differ in `rows`."""
+    said = [n for n in _SAID if n in names or (rows is not None and n in varying(rows))]
+    words = [AXES[name].text(row) or AXES[name].unsaid for name in said]
+    return " ".join(filter(None, [label(row, [n for n in names if n not in said]), *words]))
 
 
 def against(name: str, other: str, known: Ratio) -> str:
@@ -210,7 +218,7 @@ def _off(row: Any) -> str:
 def _one(lead: Lead, frame: pd.DataFrame) -> str:
     names = ["workload", "pass", "dtype", "mask"]
     more = [name for name in varying(frame) if name not in (*names, "kv_len", "seq_len")]
-    where = f"{label(lead.row, [*names, *more])}, n={lead.row['seq_len']}"
+    where = f"{place(lead.row, [*names, *more])}, n={lead.row['seq_len']}"
     if not lead.second:
         return f"{where}: {lead.first}{lead.aside} takes {units.time(lead.row['time_us'])}"
     return f"{where}: {against(lead.first, lead.second, lead.known)}{lead.aside}"
@@ -220,8 +228,9 @@ def _joined(group: list[Lead], every: list[Lead]) -> str:
     """Equal findings: in how many of the parts, and from where to where the ratio goes."""
     rows = pd.DataFrame([lead.row for lead in every])
     among = [name for name in varying(rows) if name in PART] or ["mask"]
-    parts = _PLURALS.get(among[0], f"{among[0]}s") if len(among) == 1 else "parts"
-    places = ", ".join(label(lead.row, among) for lead in group)
+    parts = _PLURALS.get(among[0], f"{among[0]}s")
+    parts = parts if len(among) == 1 else f"parts by {' and '.join(among)}"
+    places = ", ".join(place(lead.row, among) for lead in group)
     where = f"at the largest n in {len(group)} of {len(every)} {parts}"
     where += f" ({places})" * (len(group) <= 3)
     first, second, sign = group[0].first, group[0].second, group[0].sign

@@ -63,8 +63,9 @@ def report(run: str, output: Path, baseline: str | None, names: list[str], **pap
     """Draw the page, the plots and the Markdown of a run.
 
     RUN is a folder, a name, `latest` or `previous`. Written into it are report.html, report.md and
-    the plots as PNG; for a gate run gate.html, decided again from the raw data. With --figure only
-    these figures, as files in figures/, whose paths are printed.
+    the plots as PNG; of advice advise.html, of a profile profile.html, of a gate run gate.html,
+    decided again from the raw data. With --figure only these figures, as files in figures/, whose
+    paths are printed.
     """
     from attnbench.report.documents import stored
 

@@ -71,7 +71,8 @@ class Axes:
 
 def _listed(value: Any, read: Callable[[str], Iterable[Any]]) -> tuple[Any, ...]:
     value = read(value) if isinstance(value, str) else value
-    return (value,) if isinstance(value, (int, float)) else tuple(value)
+    values = (value,) if isinstance(value, (int, float)) else tuple(value)
+    return tuple(None if each == "default" else each for each in values)  # of scales
 
 
 # A case with the implementations to measure in it.

@@ -7,7 +7,7 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,8 @@ def new_run(output: Path, name: str | None, info: dict[str, Any]) -> Iterator[Ru
         StoreError: the name is taken or not a plain folder name, or nothing can be written.
     """
     plan = _shortened(info.get("plan") or ())
-    with RunFolder.create(SWEEP, output, name) as folder:
+    advised = (info.get("options") or {}).get("command") == "advise"  # which cannot go on
+    with RunFolder.create(replace(SWEEP, resume="") if advised else SWEEP, output, name) as folder:
         own = {"schema": SCHEMA, "run_id": folder.path.name}
         files.write_whole(folder.path / PLAN, plan)
         write_info(folder, own | info | {"planned": checksum(plan.encode())})
