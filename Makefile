@@ -53,7 +53,7 @@ HISTORY ?= results/history
 history: .venv/installed
 	$(BIN)/attnbench sweep --preset quick
 	$(BIN)/attnbench history $(HISTORY) --add latest
-	$(BIN)/attnbench history $(HISTORY)
+	$(BIN)/attnbench history $(HISTORY) --write
 
 # Speed is measured here and never asserted in a test.
 benchmark: .venv/installed

@@ -52,7 +52,11 @@ def test_a_run_is_added_and_not_twice(tmp_path):
     assert "is already in" in history(folder, "--add", "first", "--output", tmp_path)
     assert len((folder / entries.FILE).read_text().splitlines()) == 1
     assert not (folder / "history.html").exists()
-    assert "2 insufficient data" in history(folder).replace("\n", " ")
+    said = " ".join(history(folder).split())
+    assert "2 insufficient data: a cell needs 12 runs on one machine" in said
+    assert not (folder / "history.html").exists()
+    assert "history.html" in history(folder, "--write")
+    assert (folder / "history.md").is_file()
 
 
 @pytest.mark.parametrize(

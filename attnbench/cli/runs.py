@@ -88,6 +88,7 @@ def report(run: str, output: Path, baseline: str | None, names: list[str], **pap
 
 @click.command()
 @run_argument
+@click.option("--figure", hidden=True, help="Refused: `report` draws.")
 @command_options("export")
 def export(run: str, output: Path, kind: str, to: Path | None, **chosen: Any) -> None:
     """Write the table of a run, one row for each cell.
@@ -97,6 +98,8 @@ def export(run: str, output: Path, kind: str, to: Path | None, **chosen: Any) ->
     """
     from attnbench.analysis import table
 
+    if chosen["figure"]:
+        raise UsageError(f"figures are drawn by: attnbench report {run} --figure NAME")
     if kind == "parquet" and to is None:
         raise UsageError("parquet is binary; name a file with --to FILE")
     frame = table.load(found_run(run, output), chosen["baseline"])
@@ -144,12 +147,12 @@ def merge(runs: tuple[str, ...], output: Path, **options: Any) -> None:
 @click.argument("folder", type=PATH)
 @command_options("history")
 def history(
-    folder: Path, run: str | None, output: Path, least: float, **options: Any
+    folder: Path, run: str | None, output: Path, least: float, *, write: bool, **options: Any
 ) -> None:  # fmt: skip
     """Show where times changed for good, over the runs in a folder.
 
     FOLDER holds run folders, or history.jsonl, a line a run, to which --add appends one: a name in
-    --output, a folder, `latest` or `previous`. Written into it are history.html and history.md.
+    --output, a folder, `latest` or `previous`. --write puts history.html and history.md into it.
 
     Each cell is a line over the runs of one machine, without changes common to all cells of a run.
     A step in it is a regression or an improvement. It is suspicious if it rests on few runs, or if
@@ -170,7 +173,7 @@ def history(
     from attnbench.report.documents.history import document
 
     machines = document(series.history(entries.read(folder), least))
-    show(written(folder, machines), options)
+    show(written(folder, machines) if write else machines, options)
 
 
 @click.command()

@@ -30,8 +30,11 @@ def look_up(names: tuple[str, ...], catalogue: Catalogue) -> tuple[list[Answer],
     """
     try:
         answers = [_answer(" ".join(names), catalogue)]
-    except UnknownNameError:
-        answers = [_answer(name, catalogue) for name in names]
+    except UnknownNameError as err:
+        try:
+            answers = [_answer(name, catalogue) for name in names]
+        except UnknownNameError:
+            raise err from None  # it names what is nearest to all of them
     kept = set().union(*(entries for _, entries, _ in answers))
     rows = tuple(row for row in catalogue.implementations if row.name in kept)
     families = {row.family: catalogue.families[row.family] for row in rows}

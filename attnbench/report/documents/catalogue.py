@@ -48,11 +48,14 @@ def document(
         for kind in (*KINDS, "models") if (rows := getattr(catalogue, kind, models))
     ]  # fmt: skip
     beside = "".join(f" --impl {shlex.quote(file)}" for file in files)
+    kinds = {kind: rows for kind in KINDS if (rows := getattr(catalogue, kind))}
+    parts = ", ".join(counted(len(rows), kind[:-1]) for kind, rows in kinds.items())
     return Document(
         kind="list", exit_code=ExitCode.OK,
         conclusion=Finding(
             sign="none", verdict="", subject="the catalogue",
-            reason=counted(len(every), "implementation") + f" on {catalogue.device}",
+            reason=f"{counted(len(every), 'implementation')} on {catalogue.device}"
+            if every else parts,
         ),
         about=[text for text, *_ in answers], sections=sections,
         commands=[("measure", command + beside) for *_, own in answers for command in own],

@@ -50,6 +50,8 @@ def document(
             doc.Section(f"{one.after.name}: {words}", [doc.Text(_sources(one)), *parts])
             for one, (_, words), parts in zip(found, ends, sections, strict=True)
         ]]  # fmt: skip
+    every = dict.fromkeys(command for one in found for command in _commands(one))
+    paired = [command for command in every if command[0] == "paired"]
     return doc.Document(
         kind="compare",
         exit_code=ExitCode.FINDING if fail_removed and any(map(_removed, found))
@@ -60,7 +62,7 @@ def document(
         ),
         about=_sources(found[0]) if len(found) == 1 else (),
         sections=sections[0],
-        commands=[command for one in found for command in _commands(one)],
+        commands=[command for command in every if command[0] != "paired"] + paired[:1],
     )  # fmt: skip
 
 

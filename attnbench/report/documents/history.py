@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from attnbench.analysis.history.series import VERDICTS, Found, Line, Series, Verdict
+from attnbench.analysis.history.steps import FEWEST
 from attnbench.base import units
 from attnbench.errors import ExitCode
 from attnbench.report import document as doc
@@ -49,6 +50,8 @@ def document(machines: Sequence[Series]) -> doc.Document:
         conclusion=doc.Finding(
             sign=next((SIGNS[of] for of in VERDICTS if of in found), "none"),
             verdict=units.tally(found, VERDICTS), subject="the history",
+            reason=f"a cell needs {FEWEST} runs on one machine"
+            if "insufficient data" in found else "",
         ),
         about=[_heading(series) for series in machines], sections=sections[0],
     )  # fmt: skip
