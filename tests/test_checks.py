@@ -9,7 +9,10 @@ import pytest
 from attnbench.api.loader import load_built_in
 from attnbench.execution import checks
 from attnbench.execution.events import follow
+from attnbench.report.documents.check import of_cell
+from attnbench.schema.case import Case
 from attnbench.schema.messages import ItemChecked
+from attnbench.schema.record import Cell
 from attnbench.worker.catalogue import describe
 from tests.conftest import Cli
 
@@ -92,3 +95,11 @@ def test_cases_that_are_asked_for_are_checked_in_place_of_the_battery(cli: Cli):
     found = json.loads(cli("check", "--impls", "naive", *options, "--json").stdout)
     labels = [row["case_id"] for row in found["sections"][1]["parts"][0]["table"]]
     assert len(labels) == 4, "two lengths, with gradients and without"
+
+
+@pytest.mark.parametrize(("computed", "remedy"), [("float32", True), ("float64", False)])
+def test_a_kernel_that_accumulates_in_float32_is_told_what_to_declare(computed, remedy):
+    fault = {"explained": ["precision"], "precision": [computed, 1.1]}
+    first, *_ = of_cell(Cell(case=Case(dtype="float64"), impl="mine"), fault)
+    assert first.startswith(f"its error is 1.1 times that of plain attention in {computed}")
+    assert first.endswith("leave float64 out of its dtypes=(…)") == remedy

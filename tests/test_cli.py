@@ -323,7 +323,16 @@ def test_an_export_for_a_paper_has_the_rows_asked_for_and_rounded_numbers(cli, a
     where = ("--where", "mask == 'causal' and pass == 'forward' and seq_len == 512")
     latex = cli("export", COMMITTED, "--format", "latex", *where).stdout
     assert latex.count(r" \\") == 4
-    assert r"[95 \%]" in latex
+    assert r"implementation & time (ms) [95 \%] & speed" in latex
+    raw = cli("export", COMMITTED, "--format", "latex", "--raw", *where).stdout
+    assert "time (µs)" in raw and "memory workspace (B)" in raw  # noqa: PT018
+    assert_refused(cli("export", COMMITTED, "--raw"), "--raw is for latex and markdown: csv is raw")
+    assert_refused(cli("export", COMMITTED, "--figure", "time"), "attnbench report ")
+    both = cli(
+        "export", COMMITTED, "--format", "latex", "--where", "workload == 'attention'"
+    ).stdout
+    cases = attnbench.load(COMMITTED).query("workload == 'attention'")["case_id"].nunique()
+    assert both.count(r"\midrule") == cases
     frame = attnbench.load(COMMITTED)
     row = frame[(frame["mask"] == "causal") & (frame["seq_len"] == 512)].iloc[0]
     names = ("--columns", "impl,seq_len,speedup_low,speedup,speedup_high,time_us,status", *where)
@@ -335,7 +344,7 @@ def test_an_export_for_a_paper_has_the_rows_asked_for_and_rounded_numbers(cli, a
     assert float(speedup) == pytest.approx(
         row["speedup"], abs=row["speedup_high"] - row["speedup_low"]
     )
-    assert time_us.isdigit()
+    assert float(time_us) == pytest.approx(row["time_us"] / 1e3, rel=0.1), "in ms, as its median is"
     for wrong, hint in (("seqlen > 3", "'seq_len'"), ("seq_len >", "syntax"), ("1 + 1", "true")):
         assert_refused(cli("export", COMMITTED, "--where", wrong), "--where", hint)
     assert_refused(cli("export", COMMITTED, "--columns", "speed"), "'speedup'")

@@ -100,7 +100,7 @@ def test_a_baseline_that_failed_in_a_case_leaves_its_ratios_null_with_the_reason
     assert frame["speedup"].notna().sum() == 2
 
 
-def timed(case: Case, impl: str, time_us: float, **metrics: float) -> Record:
+def timed(case: Case, impl: str, time_us: float, **metrics: float | str) -> Record:
     record = synthetic.ok(case, impl)
     samples = synthetic.samples(time_us, f"{case.case_id}{impl}")
     return replace(record, samples=samples, metrics=record.metrics | metrics)
@@ -158,6 +158,19 @@ def test_equal_findings_are_one_sentence_and_there_are_at_most_six():
     text = leads(apart, load(apart))
     assert len(text) == MOST
     assert "attnbench export r --format markdown --where" in text[-1]
+
+
+def test_only_what_calls_sdpa_on_its_shapes_runs_its_kernel():
+    shapes = {"sdpa": "(8, 64)", "fused": "(8, 64)", "sdpa-grouped": "(2, 256)"}
+    records = [
+        timed(Case(), name, 50.0 + len(name), sdpa_backend="flash", sdpa_shapes=text)
+        for name, text in shapes.items()
+    ]
+    run = Run(path=Path("r"), info={"run_id": "r"}, records=records)
+    (text,) = leads(run, load(run))
+    assert "fused runs sdpa's kernel" in text
+    assert "than sdpa-grouped" in text.replace("as fast as", "than"), "which is compared"
+    assert "sdpa-grouped runs" not in text
 
 
 def test_two_names_for_one_kernel_are_not_held_against_each_other():

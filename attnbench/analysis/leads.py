@@ -14,6 +14,7 @@ from attnbench.analysis.notes import WIDE
 from attnbench.analysis.pairs import decided
 from attnbench.analysis.table import Ratio, time_ratio
 from attnbench.base import units
+from attnbench.schema.record import Record
 from attnbench.store.runs import Run
 
 MOST = 6  # sentences
@@ -179,12 +180,15 @@ def _fastest(run: Run, frame: pd.DataFrame) -> Iterator[Lead]:
             times = f"{units.digits(first['behind'])} times as fast"
             aside = f"; {ahead['impl']} is {times}, but {_off(ahead)}"
         # Of two names for one kernel, as sdpa and the backend that it takes, the shorter stands.
-        twins = rows[(rows["sdpa_backend"] == first["sdpa_backend"]) & ~(rows["behind_low"] > 1)]
+        kernels = {name: _kernel(cells[first["case_id"], name]) for name in rows["impl"]}
+        mine = kernels[first["impl"]]
+        alike = rows["impl"].isin([name for name, of in kernels.items() if of == mine != ""])
+        twins = rows[alike & ~(rows["behind_low"] > 1)]
         if 1 < len(twins) < len(rows):
-            first = twins.loc[twins["impl"].str.len().idxmin()]
+            first = twins.iloc[int(twins["impl"].str.len().argmin())]
             rows = pd.concat([first.to_frame().T, rows.drop(twins.index)])
             others = twins["impl"][twins["impl"] != first["impl"]]
-            aside += "".join(f"; {name} runs the same kernel" for name in others)
+            aside += "".join(f"; {name} runs {first['impl']}'s kernel" for name in others)
         lead = Lead(kind="fastest", row=first, first=first["impl"], aside=aside)
         if len(rows) > 1:
             names = [str(name) for name in rows["impl"].iloc[:2]]
@@ -194,6 +198,13 @@ def _fastest(run: Run, frame: pd.DataFrame) -> Iterator[Lead]:
                 names, known = names[::-1], time_ratio(run, below, above)
             lead = replace(lead, first=names[0], second=names[1], known=known)
         yield lead
+
+
+def _kernel(record: Record) -> str:
+    """SDPA's kernel with the shapes that it was called with; of a GPU its name says enough."""
+    known = record.metrics
+    of = known.get("kernel" if record.cell.case.device == "cuda" else "sdpa_shapes")
+    return f"{known['sdpa_backend']} {of}" if of and known.get("sdpa_backend") else ""
 
 
 def number_of(row: Any, name: str) -> Ratio:

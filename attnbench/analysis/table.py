@@ -185,12 +185,19 @@ def selected(frame: pd.DataFrame, where: str | None, columns: Iterable[str] | No
     return frame[[COLUMNS.get(name).name for name in columns]] if columns else frame
 
 
-def for_people(frame: pd.DataFrame, columns: Iterable[str] | None) -> pd.DataFrame:
-    """The named columns as texts under readable headers.
+_WORDS = {"impl": "implementation", "seq_len": "length", "kv_len": "keys", "head_dim": "head size",
+          "memory_workspace_bytes": "workspace_bytes"}  # fmt: skip
 
-    Else the axes that vary, time, ratio to the baseline, both with their interval, and workspace.
+
+def for_people(
+    frame: pd.DataFrame, columns: Iterable[str] | None, *, raw: bool = False
+) -> pd.DataFrame:
+    """The named columns as texts under readable headers; rows of a case share their index.
+
+    A column of times has the unit of its median, bytes are MiB; if `raw` both as they are. Without
+    names the axes that vary, time, ratio to the baseline, both with their interval, and workspace.
     Times and ratios are rounded to the first digit of half their interval (to the second one where
-    the first is 1 or 2), other numbers to three digits; counts and bytes are whole.
+    the first is 1 or 2), other numbers to three digits; counts are whole.
     """
     axes, failed = varying(frame), bool((frame["status"] != "ok").any())
     names = columns or (*(n for n in axes if n != "kv_len"), *_SHORT, *["status"] * failed)
@@ -198,21 +205,31 @@ def for_people(frame: pd.DataFrame, columns: Iterable[str] | None) -> pd.DataFra
     texts, rows = {}, frame.to_dict("records")
     for name in names:
         column = COLUMNS.get(name)
-        words = name.replace("speedup", f"speed vs {baseline}").split("_")
-        unit = f" ({column.unit})" if column.unit else ""
+        scale, unit = 1.0, column.unit
+        if not raw and unit == "µs" and frame[name].notna().any():
+            scale, unit = units.unit(float(frame[name].median()), units.TIMES)
+        elif not raw and unit == "B":
+            scale, unit = 2.0**20, "MiB"
+        said = name if raw else _WORDS.get(name, name)
+        words = said.replace("speedup", f"speed vs {baseline}").split("_")
+        unit = f" ({unit})" if unit else ""
         header = " ".join(w for w in words if w not in ("us", "bytes") or not unit) + unit
         both = not columns and name in _WITH_INTERVAL
         header += " [95 %]" * both
-        texts[header] = [_rounded(row, name, column.kind, both) for row in rows]
-    return pd.DataFrame(texts)
+        kind = column.kind if scale == 1 else "float"
+        texts[header] = [_rounded(row, name, kind, both, scale) for row in rows]
+    return pd.DataFrame(texts, index=None if raw else frame["case_id"])
 
 
-def _rounded(row: dict[Hashable, Any], name: str, kind: ColumnKind, both: bool) -> str:
+def _rounded(
+    row: dict[Hashable, Any], name: str, kind: ColumnKind, both: bool, scale: float
+) -> str:
     value = row[name]
     if units.is_unknown(value) or kind != "float":
         return units.UNKNOWN if units.is_unknown(value) else str(value)
     of = next((each for each in _WITH_INTERVAL if name.startswith(each)), "")
     low, high = (row[f"{of}_{end}"] if of else math.nan for end in ("low", "high"))
+    value, low, high = (x / scale for x in (value, low, high))
     if not high > low:
         return units.digits(value)
     places = -math.floor(math.log10((high - low) / 6))
@@ -226,9 +243,16 @@ def to_markdown(texts: pd.DataFrame, stream: TextIO) -> None:
 
 
 def to_latex(texts: pd.DataFrame, stream: TextIO) -> None:
-    """Write a tabular that needs the package booktabs; what LaTeX would read is escaped."""
+    """Write a tabular that needs the package booktabs; what LaTeX would read is escaped.
+
+    Where the index changes there is a rule.
+    """
     style = texts.style.hide(axis="index").format(escape="latex")
     style = style.format_index(escape="latex", axis="columns")
     numbers = [texts[name].str.fullmatch(r"[\d.– \[\]]+").all() for name in texts]
     layout = "".join("r" if each else "l" for each in numbers)
-    stream.write(style.to_latex(hrules=True, column_format=layout))
+    lines = style.to_latex(hrules=True, column_format=layout).splitlines(keepends=True)
+    for i in range(len(texts) - 1, 0, -1):  # four lines come before the first row
+        if texts.index.has_duplicates and texts.index[i] != texts.index[i - 1]:
+            lines.insert(i + 4, "\\midrule\n")
+    stream.write("".join(lines))

@@ -104,9 +104,11 @@ def export(run: str, output: Path, kind: str, to: Path | None, **chosen: Any) ->
         raise UsageError("parquet is binary; name a file with --to FILE")
     frame = table.load(found_run(run, output), chosen["baseline"])
     columns, for_people = chosen["columns"], kind in ("latex", "markdown")
+    if chosen["raw"] and not for_people:
+        raise UsageError(f"--raw is for latex and markdown: {kind} is raw")
     rows = table.selected(frame, chosen["where"], None if for_people else columns)
     if for_people:
-        rows = table.for_people(rows, columns)
+        rows = table.for_people(rows, columns, raw=chosen["raw"])
     if rows.empty and not frame.empty:
         say("no row matches --where", err=True)
     write = getattr(table, f"to_{kind}")

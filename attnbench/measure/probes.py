@@ -258,6 +258,21 @@ def _cpu_bytes(tree: list[Any]) -> tuple[int, int]:
     return peak, live
 
 
+def sdpa_shapes(call: Callable[[], Any]) -> str | None:
+    """Run `call` once; the shapes that each backend of SDPA was called with, None without one.
+
+    In a profile of its own: the profiler then holds tensors, which would change their memory.
+    """
+    with collector_off(), profile(use_kineto=True, record_shapes=True) as session:
+        call()
+    shapes = [
+        [getattr(each, "sizes", None) for each in event.typed[1].inputs]
+        for event in walk(tree_of(session))
+        if event.name.startswith("aten::_scaled_dot_product_")
+    ]
+    return str(shapes) if shapes else None
+
+
 def _ops(tree: list[Any]) -> tuple[str, ...]:
     return tuple(sorted({event.name for event in walk(tree) if is_op(event)}))
 

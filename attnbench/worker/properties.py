@@ -8,6 +8,7 @@ implementation and drawn tensors, and raises where the property does not hold.
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -152,8 +153,8 @@ def gradients(case: Case, impl: Implementation, tensors: Tensors) -> None:
         try:
             torch.autograd.gradcheck(call, inputs, atol=1e-4, rtol=1e-3, nondet_tol=1e-9)
         except GradcheckError as err:
-            text = " ".join(str(err).split())
-            raise IncorrectError(f"gradients are not those of the output: {text[:200]}") from err
+            text = textwrap.shorten(str(err), 200, placeholder=" …")
+            raise IncorrectError(f"gradients are not those of the output: {text}") from err
 
 
 def two_in_flight(case: Case, impl: Implementation, tensors: Tensors) -> None:

@@ -454,6 +454,8 @@ class Trial:
 
     def _name_kernels(self, profiled: probes.Profiled) -> None:
         self.metrics |= kernels_of(profiled)
+        if self.bound and self.metrics["sdpa_backend"] and self.case.device == "cpu":
+            self.metrics["sdpa_shapes"] = probes.sdpa_shapes(self.bound.call)
         # Under another context compiled code would be compiled again.
         if self.bound and "math" in (self.metrics["sdpa_backend"] or "") and not self.impl.compiles:
             self.metrics["sdpa_reason"] = why_math(self.bound.call)

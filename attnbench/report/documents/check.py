@@ -172,6 +172,7 @@ def _figures(failure: Failure) -> dict[str, str]:
     """The figures of a kind in words."""
     fault, (low, high) = failure.first.fault, failure.ratios or (1.0, 1.0)
     dtype, times = fault.get("precision", ("", None))
+    own = failure.first.item.case.dtype
     numbers = [r.fault[failure.explained] for r in failure.results if failure.explained in r.fault]
     number = "a finite number"
     if numbers and (failure.explained or "").startswith("mask-"):
@@ -181,6 +182,8 @@ def _figures(failure: Failure) -> dict[str, str]:
     return {
         "ratio": digits(low) if same else f"{digits(low)} to {digits(high)}",
         "factors": f", which is {' or '.join(failure.factors)}" if failure.factors else "",
+        "remedy": f": if it accumulates in {dtype}, leave {own} out of its dtypes=(…)"
+        * (dtype not in ("", own)),
         "dtype": dtype or fault.get("dtype", ""),
         "times": digits(times, 2),
         "number": number,
