@@ -111,3 +111,9 @@ def test_a_name_that_list_does_not_know_ends_in_one_that_it_does(cli, assert_ref
     assert_refused(missed, f"nothing is called '{name}'")
     (suggestion,) = re.findall("did you mean '(.+?)'", missed.stderr)
     assert cli("list", suggestion).exit_code == 0
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_words_that_are_nothing_together_end_in_what_is_near_to_all(cli, assert_refused):
+    assert_refused(cli("list", "kv", "caching"), "'kv caching', did you mean 'kv cache'?")
+    assert "implementations on" not in cli("list", "pruning").stdout
