@@ -61,11 +61,11 @@ def test_lines_are_named_at_their_ends_in_their_colour_and_no_name_meets_another
         }.items() <= names.items()
 
 
-def test_of_many_lines_a_figure_has_ten_and_each_the_two_that_all_is_compared_with(tmp_path):
+def test_of_many_lines_a_figure_has_eleven_and_each_the_two_that_all_is_compared_with(tmp_path):
     found = drawn(tmp_path, several(25))
     lines = [of.alt[0].split(", ") for stem, of in found.items() if stem.startswith("time-")]
     assert len(set().union(*lines)) == 25
-    assert all(len(own) <= 10 and {"naive", "sdpa"} <= set(own) for own in lines)
+    assert all(len(own) <= 11 and {"naive", "sdpa"} <= set(own) for own in lines)
 
 
 def test_of_one_n_there_is_a_row_for_each_implementation_with_its_value(tmp_path):

@@ -109,7 +109,10 @@ def test_a_full_run_has_every_chart(pages):
     stems = {stem for stem in stems if stem.split("-")[0] not in GROWTH}
     slice_ = "cpu-float32-forward"
     assert stems == {
-        *(f"{c}-attention-{slice_}" for c in ("time", "speedup", "tflops", "workspace", "rope")),
+        *(
+            f"{c}-attention-{slice_}"
+            for c in ("time", "speedup", "tflops", "workspace", "flops", "rope")
+        ),
         *(f"{c}-decode-{slice_}" for c in ("decode", "decode-workspace")),
         *(f"roofline-{workload}-{slice_}" for workload in ("attention", "decode")),
     }

@@ -87,6 +87,12 @@ def round_size(bytes_: float) -> str:
     return units.size(bytes_).replace(".0 ", " ")
 
 
+def round_flops(flops: float) -> str:
+    """FLOPs on an axis: `1 M`, `20 G`."""
+    size, name = units.rate_unit(flops / 1e12)
+    return f"{plain(flops / 1e12 / size)} {name[0]}"
+
+
 def round_time(time_us: float) -> str:
     """Time on an axis: `10 µs`, `1 ms`, `0.5 s`."""
     number, unit = units.time(time_us).split(" ")
@@ -109,13 +115,13 @@ def round_added(value: float) -> str:
     return f"{added:+g} %".replace("-", "−") if added else "0 %"
 
 
-def guide(ax: Axes, anchor: tuple[float, float], power: int) -> End:
+def guide(ax: Axes, anchor: tuple[float, float], power: int, of: str = "n") -> End:
     """Draw n^`power` through `anchor` (n, value); return where its name belongs."""
     n0, y0 = anchor
     xs = ax.get_xlim()
     ys = [y0 * (x / n0) ** power for x in xs]
     ax.plot(xs, ys, **DASHED)
-    return End(xs[1], ys[1], {1: "∝ n", 2: "∝ n²"}.get(power, f"∝ n^{power}"))
+    return End(xs[1], ys[1], f"∝ {of}" + {1: "", 2: "²"}.get(power, f"^{power}"))
 
 
 def across(ax: Axes, value: float, name: str, above: float = 2) -> None:

@@ -26,7 +26,7 @@ Scale = Literal["log10", "log2", "linear"]
 Tables = Mapping[str, pd.DataFrame]
 
 PANELS_A_PAGE = 6
-MOST_LINES = 10  # in a panel
+MOST_LINES = 11  # in a panel
 MOST_PAGES = 4  # of a chart and a workload; more make a page of tens of megabytes
 LEAST_DOTS = 3  # rows that are worth a panel beside those along n
 
@@ -36,9 +36,11 @@ class Chart(FigureKind):
     """One quantity. `value`, `low`, `high` and `predicted` are columns.
 
     `axis` names it: `{unit}` in it is that of a rate, `{baseline}` what speed-ups are over.
-    `source` says which table the rows come from: `cells` or `costs` (of RoPE). `guides` are the
+    `source` says which table the rows come from: `cells`, `costs` (of RoPE), or `steps` (layers
+    and recurrent networks of one width). `guides` are the
     powers of n to hold slopes against, `reference` a value that is drawn as a line across, and the
-    column that has its name.
+    column that has its name. `along` is the column of x.
+    `marks` says what markers and lines are where there is `predicted`, or a `least` below it.
     """
 
     value: str
@@ -48,7 +50,10 @@ class Chart(FigureKind):
     low: str | None = None
     high: str | None = None
     predicted: str | None = None
-    source: Literal["cells", "costs"] = "cells"
+    least: str | None = None
+    marks: str = "● measured, — predicted"
+    along: str = "seq_len"
+    source: Literal["cells", "costs", "steps"] = "cells"
     workloads: tuple[str, ...] = ("attention", "layer", "recurrent")
     along_n: bool = True
     crossings: bool = False  # mark where the lead changes
@@ -62,7 +67,7 @@ class Chart(FigureKind):
         rows = rows[rows["workload"].isin(self.workloads)]
         if self.reference and self.reference[1]:
             rows = rows[rows["impl"] != rows[self.reference[1]]]
-        return rows
+        return rows.assign(x=rows[self.along])
 
 
 CHARTS: Registry[Chart] = Registry("figure", "--figure")
@@ -166,6 +171,8 @@ def _with_lines(rows: pd.DataFrame) -> pd.DataFrame:
     if variants.nunique() > 1:
         alone = rows["impl"].nunique() == 1
         names = variants if alone else names + (" " + variants).fillna("")
+    if "steps" in rows:
+        names += ": " + rows["steps"]
     return rows.assign(line=names)
 
 
@@ -174,16 +181,20 @@ def _panels(rows: pd.DataFrame, chart: Chart) -> tuple[list[Panel], list[Panel]]
 
     The n of the latter is the largest that most of these lines share.
     """
-    names = [name for name in varying(rows) if name not in ("seq_len", "cache", "projection")]
+    along = {chart.along, "cache", "projection"}
+    if chart.along == "d":  # the heads of a layer follow its width, or its head dim does
+        of_layer = bool(rows["width"].notna().any()) and rows["head_dim"].nunique() == 1
+        along |= {"head_dim", "width", *["heads"] * of_layer}
+    names = [name for name in varying(rows) if name not in along]
     curves, dots = [], []
     for _, part in slices(rows, names):
         known = part[part[chart.value].notna()]
-        sizes = known.groupby("line")["seq_len"].nunique()
+        sizes = known.groupby("line")["x"].nunique()
         if len(several := sizes[sizes > chart.along_n]):
             own = part[part["line"].isin(several.index)]
             curves.append(Panel(heading(part.iloc[0], names), own))
         single = known[known["line"].isin(sizes[sizes == 1].index)]
-        if chart.along_n and len(single):
+        if chart.along_n and len(single) and chart.along == "seq_len":
             counts = single.groupby("seq_len")["line"].nunique()
             n = max(counts.index, key=lambda size: (counts[size], size))
             title = f"{label(part.iloc[0], names)} n={n}".strip()
@@ -197,7 +208,7 @@ def _line_groups(rows: pd.DataFrame) -> list[list[str]]:
     What all is compared with stands in each, the others are together by family.
     """
     rows = rows.assign(rank=rows["time_us"] if "time_us" in rows else rows["cost"])
-    last = rows[rows["rank"].notna()].sort_values(["seq_len", "rank"], ascending=[False, True])
+    last = rows[rows["rank"].notna()].sort_values(["x", "rank"], ascending=[False, True])
     last = last.drop_duplicates("line")
     if len(last) <= MOST_LINES:
         return [list(last["line"])]

@@ -24,7 +24,7 @@ SIGNS: dict[Verdict, Sign] = {"holds": "good", "refuted": "bad", "inconclusive":
 PAGES = (6, 1)
 AXIS_NAMES = {
     "d": "head dim D", "heads": "heads H", "heads at fixed width": "heads H at fixed width",
-    "batch": "batch B",
+    "batch": "batch B", "T": "new tokens T",
 }  # fmt: skip
 
 

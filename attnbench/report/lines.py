@@ -16,14 +16,14 @@ from matplotlib.ticker import MaxNLocator
 
 from attnbench.analysis.crossovers import Crossover
 from attnbench.base import units
-from attnbench.report import axes, charts, figures
+from attnbench.report import axes, charts, figures, growth
 from attnbench.report.axes import End
 from attnbench.report.charts import CHARTS, Chart, ChartPage, Scale, Tables
 from attnbench.report.figures import INK, Margins, Row, Size, Sketch
 from attnbench.report.looks import DASHES, Look, looks_of
-from attnbench.theory.traits import TRAITS
 
 PANEL_INCHES = 3.3
+SYMBOLS = {"seq_len": "n", "d": "d", "new_tokens": "T"}  # of what charts are drawn along
 CROSSINGS = "upright bars mark where one overtakes another, with the interval"
 
 
@@ -84,9 +84,14 @@ class Frame:
         column = (self.chart.reference or (1.0, ""))[1]
         baseline = str(rows[column].iloc[0]) if column else ""
         name = self.chart.axis.format(unit=self.unit[1], baseline=baseline)
-        if self.chart.predicted and rows[self.chart.predicted].notna().any():
-            name += ": ● measured, — predicted" if which == "y" else ": ● measured, | predicted"
+        if which == "x" and self.note(rows):
+            name += ": ● measured, | predicted"
         axis.set_label_text(name)
+
+    def note(self, rows: pd.DataFrame) -> str:
+        """What markers and lines are, where both are drawn."""
+        predicted = self.chart.predicted
+        return self.chart.marks if predicted and rows[predicted].notna().any() else ""
 
     def inside(self, value: float) -> float:
         """A logarithmic axis has no zero: it stands on the lower edge."""
@@ -102,7 +107,8 @@ def draw(
         return _draw_dots(page, frame, size)
     names = [figures.short(_ended(chart, own)) for _, own in _lines(page.rows)]
     names += [str(page.rows[name].iloc[0]) for name in (chart.reference or ())[1:] if name]
-    figure, found = line_panels(page, names, size)
+    names += ["∝ n"] * len(chart.guides)
+    figure, found = line_panels(page, names, size, frame.note(page.rows))
     for ax, panel, bars in zip(found, page.panels, marked, strict=True):
         ends = _draw_lines(ax, panel.rows, frame)
         for n, low, high, y in bars:
@@ -112,21 +118,27 @@ def draw(
     return figure
 
 
-def line_panels(page: ChartPage, names: Sequence[str], size: Size) -> tuple[Figure, list[Axes]]:
-    """Titled panels with room for these names beside each."""
+def line_panels(
+    page: ChartPage, names: Sequence[str], size: Size, note: str = ""
+) -> tuple[Figure, list[Axes]]:
+    """Panels with room for these names beside each, and below their titles a note."""
     own = size.width or figures.NARROW
-    height = min(PANEL_INCHES, max(2.1, 0.7 * own))
-    top = 0.32 if any(panel.title for panel in page.panels) else 0.12
+    titles = ["\n".join(filter(None, (panel.title, note))) for panel in page.panels]
+    top = 0.12 + 0.2 * bool(titles[0]) + 0.14 * max(title.count("\n") for title in titles)
+    least = axes.LINE * figures.SMALL / 72 * len(names) + top + 0.5  # one name below the other
+    height = max(min(PANEL_INCHES, max(2.1, 0.7 * own)), least)
     around = Margins(left=0.72, right=max(map(figures.width_of, names)) + 0.37, top=top)
     figure, found = figures.panels([height] * len(page.panels), around, size)
-    for ax, panel in zip(found, page.panels, strict=True):
-        ax.set_title(panel.title, loc="left", pad=5, color=INK)
+    for ax, title in zip(found, titles, strict=True):
+        ax.set_title(title, loc="left", pad=5, color=INK)
     return figure, found
 
 
 def value_axis(chart: Chart, rows: pd.DataFrame) -> tuple[Scale, tuple[float, float]]:
     """Scale and limits of the value axis over all panels, with intervals and predictions."""
-    names = [name for name in (chart.value, chart.low, chart.high, chart.predicted) if name]
+    names = [
+        name for name in (chart.value, chart.low, chart.high, chart.predicted, chart.least) if name
+    ]
     values = [float(v) for name in names for v in rows[name].dropna() if v > 0]
     values += [chart.reference[0]] if chart.reference else []
     if not values:
@@ -140,7 +152,7 @@ def value_axis(chart: Chart, rows: pd.DataFrame) -> tuple[Scale, tuple[float, fl
 
 
 def _lines(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    return [(str(n), own.sort_values("seq_len")) for n, own in rows.groupby("line", sort=False)]
+    return [(str(n), own.sort_values("x")) for n, own in rows.groupby("line", sort=False)]
 
 
 def _ended(chart: Chart, rows: pd.DataFrame) -> str:
@@ -149,7 +161,7 @@ def _ended(chart: Chart, rows: pd.DataFrame) -> str:
     if "status" not in rows or (rows["status"] == "ok").all():
         return name
     failed = rows[rows["status"] != "ok"]
-    last, first = rows[rows[chart.value].notna()]["seq_len"].max(), failed["seq_len"].min()
+    last, first = rows[rows[chart.value].notna()]["x"].max(), failed["x"].min()
     where = "from" if first > last and len(failed) > 1 else "at"
     return f"{name}: {failed['status'].iloc[0]} {where} {units.length(first)}"
 
@@ -157,20 +169,22 @@ def _ended(chart: Chart, rows: pd.DataFrame) -> str:
 def _draw_lines(ax: Axes, rows: pd.DataFrame, frame: Frame) -> list[End]:
     """Draw the lines of one panel, and return where their names belong."""
     chart = frame.chart
-    axes.length_axis(ax, [int(n) for n in rows["seq_len"].unique()])
+    axes.length_axis(ax, [int(n) for n in rows["x"].unique()])
     frame.put(ax, "y", rows)
-    ax.set_xlabel(TRAITS.get(str(rows["workload"].iloc[0])).n_name)
+    ax.set_xlabel(growth.axis_name(SYMBOLS[chart.along], str(rows["workload"].iloc[0])))
     ends = _draw_references(ax, rows, chart)
     for _, own in _lines(rows):
         known = own[own[chart.value].notna()]
         look = frame.looks[str(own["impl"].iloc[0])]
         dash = frame.dashes[own["variant"].iloc[0]] if rows["variant"].nunique() > 1 else "-"
-        xs, ys = known["seq_len"].astype(float), known[chart.value].map(frame.inside)
+        xs, ys = known["x"].astype(float), known[chart.value].map(frame.inside)
         stroke: dict[str, Any] = {"linestyle": dash, **figures.FILLED}
         if chart.predicted and (predicted := own.dropna(subset=[chart.predicted])).size:
             values = [frame.inside(value) for value in predicted[chart.predicted]]
-            sizes = predicted["seq_len"].astype(float)
+            sizes = predicted["x"].astype(float)
             ax.plot(sizes, values, color=look.colour, linewidth=1.0, linestyle=dash)
+            if chart.least:
+                ax.plot(sizes, predicted[chart.least], color=look.colour, linestyle=(0, (1, 2)))
             stroke["linestyle"] = "none"
         bars = None
         if chart.low and chart.high:
@@ -187,18 +201,28 @@ def _draw_lines(ax: Axes, rows: pd.DataFrame, frame: Frame) -> list[End]:
 def _draw_references(ax: Axes, rows: pd.DataFrame, chart: Chart) -> list[End]:
     """Draw the guides below all points, and the line to compare with."""
     ends = []
-    known, last = rows[rows[chart.value] > 0], float(rows["seq_len"].max())
-    if known["seq_len"].nunique() > 2:
-        share = known["seq_len"].astype(float) / last
-        for power in chart.guides:
-            least = float((known[chart.value].astype(float) / share**power).min())
-            ends.append(axes.guide(ax, (last, 0.72 * least), power))
+    known, last = rows[rows[chart.value] > 0], float(rows["x"].max())
+    for power in chart.guides if known["x"].nunique() > 2 else ():
+        along = _alike(known, chart.value, power)
+        share = along["x"].astype(float) / last
+        least = float((along[chart.value].astype(float) / share**power).min())
+        ends.append(axes.guide(ax, (last, 0.72 * least), power, SYMBOLS[chart.along]))
     if chart.reference:
         value, column = chart.reference
         ax.axhline(value, **axes.DASHED)
         if column:
             ends.append(End(ax.get_xlim()[1], value, str(rows[column].iloc[0])))
     return ends
+
+
+def _alike(rows: pd.DataFrame, value: str, power: int) -> pd.DataFrame:
+    """The rows of the lines that end about as steep as this power of x; all if none does."""
+    found = []
+    for _, own in _lines(rows):
+        logs = np.log(own[["x", value]].astype(float).to_numpy())
+        if len(own) > 1 and abs(np.divide(*(logs[-1] - logs[-2])[::-1]) - power) < 0.5:
+            found.append(own)
+    return pd.concat(found) if found else rows
 
 
 def _draw_dots(page: ChartPage, frame: Frame, size: Size) -> Figure:

@@ -39,10 +39,30 @@ def sketches(
     """Every chart that has data, trade-offs and rooflines."""
     work = cells["tflops"] * cells["time_us"]
     low, high = work / cells["time_us_high"], work / cells["time_us_low"]
-    cells = cells.assign(tflops_low=low, tflops_high=high)
-    yield from lines.sketches({"cells": cells, "costs": costs}, crossing)
+    tokens = cells["new_tokens"].astype(float)
+    cells = cells.assign(
+        tflops_low=low, tflops_high=high, d=cells["width"].fillna(cells["head_dim"]),
+        generation_flops=cells["flops_counted"].astype(float) * tokens,
+        **{f"generation_us{end}": cells[f"time_us{end}"] * tokens for end in ("", "_low", "_high")},
+    )  # fmt: skip
+    tables = {"cells": cells, "costs": costs, "steps": steps(cells)}
+    yield from lines.sketches(tables, crossing)
     yield from tradeoff.sketches(cells)
     yield from roofline.sketches(cells)
+
+
+def steps(cells: pd.DataFrame) -> pd.DataFrame:
+    """Layers, and the recurrent networks that are like them but for heads and a mask.
+
+    With `steps`, what one call does one after another.
+    """
+    same = ["device", "dtype", "pass", "batch", "width", "layers", "threads", "seq_len"]
+    layers = cells[cells["workload"] == "layer"]
+    networks = cells[cells["workload"] == "recurrent"]
+    shape = layers[[*same, "workload", *_SHAPE]].drop_duplicates()
+    both = networks.drop(columns=["workload", *_SHAPE]).merge(shape, on=same)
+    layers = layers[layers["width"].isin(both["width"])]
+    return pd.concat([layers.assign(steps="1 step"), both.assign(steps="n steps")])
 
 
 def draw_charts(
@@ -66,6 +86,7 @@ def draw_growth(scaling: Scaling, folder: Path) -> list[Picture]:
         return [sketch.save(folder) for sketch in found]
 
 
+_SHAPE = ["heads", "kv_heads", "head_dim", "value_dim", "mask"]
 CANDIDATES = FigureKind(
     name="candidates", title="Candidates",
     reading="How many times as fast as the default each candidate is, in rounds that both were"
