@@ -54,7 +54,8 @@ def _draw_fits(
 ) -> Figure:
     """Small multiples of fits, with a common scale of times; `rest` is what differs in each."""
     heights = [PANEL_INCHES] * len(fits)
-    figure, found = figures.panels(heights, Margins(top=0.75), size)
+    narrow = size.width is not None and size.width < figures.NARROW
+    figure, found = figures.panels(heights, Margins(top=0.75 + 0.15 * narrow), size)
     estimates = [e for fit in fits for e in fit.time_us]
     values = [v for e in estimates for v in (e.value, *e.ends)]
     values += [fit.overhead_us for fit in fits]
@@ -68,8 +69,10 @@ def _draw_fits(
         _draw_sizes(ax, fit, looks[fit.series.impl])
         lines = [f"{fit.series.impl} {differs}".strip(), *_texts(fit)]
         if reasons := [why for why in fit.left_out if why]:  # alike, but for their figures
-            lines.append(shorten(f"grey: {reasons[0]}", 80, placeholder=" …"))
-        ax.set_title("\n".join(lines), loc="left", pad=5, color=INK, fontsize=8)
+            lines.append(shorten(f"grey: {reasons[0]}", 45 if narrow else 80, placeholder=" …"))
+        text = "\n".join(lines)
+        text = text.replace(", last two", ",\nlast two") if narrow else text
+        ax.set_title(text, loc="left", pad=5, color=INK, fontsize=8)
         ax.set_xlabel(growth.axis_name(fit.series.axis, fit.series.workload))
         ax.set_ylabel("time per token" if fit.series.workload == "decode" else "time per call")
     return figure

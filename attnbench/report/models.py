@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -16,13 +17,15 @@ from attnbench.base import units
 from attnbench.report import axes, figures, growth
 from attnbench.report.figures import FigureKind, Margins, Size, Sketch
 from attnbench.report.looks import Look
+from attnbench.theory import costs
 
 MODEL = FigureKind(
     name="model",
     title="Models of several terms",
     reading="Above: markers are measured, lines the fitted sum of terms; pale ones are the other"
     " sizes that it was fitted to. Below: each term's share of the fitted time against n, with its"
-    " 95 % interval at the largest n.",
+    " 95 % interval at the largest n; of a layer, upright lines are where n² d overtakes n d², by"
+    " useful FLOPs (dashed) and as fitted, on its interval.",
 )
 SHADES = ("#f4f4f4", "#f2c879", "#08519c", "#74a9cf", "#9e9ac8", "#bdd7c5")  # overhead, then terms
 
@@ -58,6 +61,7 @@ def _draw(
             ax.set_xlim(min(model.along_n), max(model.along_n))
         _draw_times(upper, model, looks[model.impl])
         _draw_shares(lower, model)
+        _draw_crossings(upper, lower, model)
         found = model.finding
         verdict = f"{growth.raised(found.law)}: {growth.mark(found.verdict)} · " if found else ""
         held_out = f"held-out n: {units.percent(model.held_out)} off"
@@ -103,8 +107,31 @@ def _draw_shares(ax: Axes, model: ModelFit) -> None:
     )  # fmt: skip
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     ax.set_ylabel("share of the time")
-    ax.set_xlabel(growth.axis_name("n", model.workload))
+    point = model.points[model.at_largest]
+    ax.set_xlabel(f"{growth.axis_name('n', model.workload)}, d = {point['d']:g}")
     ax.grid(visible=False)
+
+
+def _draw_crossings(upper: Axes, lower: Axes, model: ModelFit) -> None:
+    """Where n² d overtakes n d² in a layer: by useful FLOPs, and measured with its interval."""
+    if model.workload != "layer" or model.crossing is None:
+        return
+    low, high = lower.get_xlim()
+    by_flops = costs.flops_crossing(model.cells[model.at_largest].case) or math.inf
+    marks = [("FLOPs", by_flops, (4, 3)), ("time", model.crossing.value, (1, 0))]
+    ends = np.clip(model.crossing.ends, low, high)
+    for ax in (upper, lower):
+        ax.axvspan(*ends, color=figures.INK, alpha=0.12, linewidth=0, zorder=1.5)
+    marks.sort(key=lambda mark: mark[1])
+    for side, (name, n, dashes) in zip((-2, 2), marks, strict=True):
+        if low <= n <= high:
+            for ax in (upper, lower):
+                ax.axvline(n, color=figures.INK, linewidth=1.0, linestyle=(0, dashes), zorder=2)
+            upper.annotate(
+                f"by {name} n = {n:.0f}", (n, 0.02), xycoords=("data", "axes fraction"),
+                xytext=(side, 0), textcoords="offset points", rotation=90, va="bottom",
+                ha="right" if side < 0 else "left", fontsize=6.5,
+            )  # fmt: skip
 
 
 def _terms(model: ModelFit) -> list[str]:

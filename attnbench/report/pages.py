@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from matplotlib.figure import Figure
 
 from attnbench.analysis import table
 from attnbench.analysis.crossovers import Crossover, crossovers
+from attnbench.analysis.scaling import scaling
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.analysis.table import Ratio
 from attnbench.base.parameters import base_name
@@ -27,7 +29,8 @@ from attnbench.report.looks import looks_of
 from attnbench.report.render import written
 from attnbench.store.runs import Run
 
-NAMES = (*CHARTS.names(), tradeoff.TRADEOFF.name)
+GROWTH = (exponents.FIT.name, models.MODEL.name)
+NAMES = (*CHARTS.names(), tradeoff.TRADEOFF.name, *GROWTH)
 PAPER: Any = {"font.size": 7.5, "axes.titlesize": 7.5, "axes.labelsize": 7.5}
 Call = tuple[str, Mapping[str, Ratio]]
 UNDATED: Any = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
@@ -73,17 +76,19 @@ def draw_charts(
         return [sketch.save(folder) for sketch in sketches(cells, costs, crossing)]
 
 
-def draw_growth(scaling: Scaling, folder: Path) -> list[Picture]:
-    """Draw every figure of growth that has data, into `folder`."""
+def of_growth(scaling: Scaling) -> Iterator[Sketch]:
+    """Every figure of growth that has data."""
     looks = looks_of(
         {fit.series.impl for fit in scaling.exponents} | {fit.impl for fit in scaling.models}
     )
+    yield from exponents.sketches(scaling.exponents, looks)
+    yield from models.sketches(scaling.models, looks)
+
+
+def draw_growth(scaling: Scaling, folder: Path) -> list[Picture]:
+    """Draw every figure of growth that has data, into `folder`."""
     with figures.styled():
-        found = [
-            *exponents.sketches(scaling.exponents, looks),
-            *models.sketches(scaling.models, looks),
-        ]
-        return [sketch.save(folder) for sketch in found]
+        return [sketch.save(folder) for sketch in of_growth(scaling)]
 
 
 _SHAPE = ["heads", "kv_heads", "head_dim", "value_dim", "mask"]
@@ -166,6 +171,10 @@ def draw_for_paper(
         export = f"attnbench export {shlex.quote(str(run.path))}"
         raise UsageError(f"no cell fits --where {where!r:.80}; columns: {export}")
     found = [*sketches(cells, costs, crossovers(run, baseline))]
+    if set(names) & {*GROWTH}:
+        ids = {*zip(cells["case_id"], cells["impl"], strict=True)}
+        kept = [r for r in run.records if (r.cell.case.case_id, r.cell.impl) in ids]
+        found += of_growth(scaling(replace(run, records=kept)))
     had = dict.fromkeys(sketch.kind.name for sketch in found)
     for name in (name for name in names if name not in had):
         there_are = ", ".join(had) or "none"

@@ -177,6 +177,19 @@ def layer_projection_flops(case: Case) -> int:
     return PRODUCTS[case.pass_] * 2 * case.batch * case.seq_len * case.layers * sum(products)
 
 
+def flops_crossing(case: Case) -> float | None:
+    """The n from which on attention takes more useful FLOPs than a layer's projections.
+
+    Where H·D = E and D = V: n = E·(1 + G/H) forward under the mask full, n + 1 = twice that under
+    causal; backward × 4/5, both × 6/7. None for other masks, whose pairs grow otherwise.
+    """
+    if case.mask.text not in ("full", "causal") or case.seq_len != case.kv_len:
+        return None
+    hidden = case.mask.text == "causal"
+    core = case.layers * attention_flops_useful(case)
+    return (case.seq_len + hidden) * layer_projection_flops(case) / core - hidden
+
+
 def layer_bytes_min(case: Case) -> int:
     """Least traffic of layers in bytes: every input read once, every output written once.
 

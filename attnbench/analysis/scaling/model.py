@@ -117,12 +117,31 @@ def _model(alike: list[Measured], points: list[Sizes], law: Law) -> ModelFit:
         at_largest=at, shares=shares, along_n=tuple(point["n"] for point in along),
         shares_along=tuple(dict(zip(names, row, strict=True)) for row in parts.tolist()),
         held_out=held_out, cells=tuple(cell.record.cell for cell in alike), missing=missing,
+        crossing=_crossing(terms, points[at]["n"], np.vstack([parts[-1], many[at]])),
         finding=LawFinding(
             subject=f"{impl}, {same}", impl=impl, workload=case.workload, quantity="time",
             question="terms of time", law=str(law), verdict=verdict, reason=reason,
             figures=figures,
         ),
     )  # fmt: skip
+
+
+def _crossing(terms: Sequence[Term], n: float, shares: Floats) -> Uncertain | None:
+    """Where a term of n² overtakes one of n: from the shares at `n`, the fitted ones first."""
+    by_power = [
+        [
+            i
+            for i, t in enumerate(terms)
+            if not t.logs and t.degree("n") == power and not t.degree("w")
+        ]
+        for power in (1, 2)
+    ]
+    if [len(found) for found in by_power] != [1, 1]:
+        return None
+    with np.errstate(divide="ignore"):
+        at = n * shares[:, by_power[0][0]] / np.maximum(shares[:, by_power[1][0]], 0.0)
+    low, high = _ends(at[1:]).tolist()
+    return Uncertain(value=float(at[0]), low=min(low, at[0]), high=max(high, at[0]))
 
 
 def _design(terms: Sequence[Term], points: Sequence[Sizes], case: Case) -> Floats:

@@ -235,7 +235,8 @@ class ModelFit:
     predicted time at the point `at_largest`, of the largest n, `shares_along` the parts at every
     size along n with all else as there. `held_out` is the relative error (root mean square) at the
     largest n of the model that was fitted without it. `cells` are those of the points, and
-    `missing` as of an exponent.
+    `missing` as of an exponent. `crossing` is the n, with all else as there, from which on a term
+    of n² takes more than one of n; None where the law has not one of each.
     """
 
     impl: str
@@ -250,6 +251,7 @@ class ModelFit:
     shares_along: tuple[Mapping[str, float], ...]
     held_out: float
     cells: tuple[Cell, ...]
+    crossing: Uncertain | None = None
     finding: LawFinding | None = None
     missing: tuple[Missing, ...] = ()
 
