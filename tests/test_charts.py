@@ -1,5 +1,6 @@
 """What the charts of a report draw: which lines, in which figures, and how they are named."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from attnbench.report import figures
 from attnbench.report.figures import Sketch
 from attnbench.report.looks import looks_of
 from attnbench.report.pages import sketches
-from attnbench.schema.case import Case
+from attnbench.schema.case import Case, parse_mask
 from attnbench.schema.record import Record
 from attnbench.store.runs import load_run
 from tests import synthetic
@@ -105,6 +106,80 @@ def test_a_line_that_fails_from_some_n_on_says_so_at_its_end(tmp_path):
     assert "without a result: flex (unsupported)" in found.caption
 
 
+def test_a_guide_lies_just_below_the_lines_that_grow_as_it_does(tmp_path):
+    size = {"naive": lambda n: 64 * n * n, "chunked": lambda n: 4096 * n}
+    records = [
+        synthetic.ok(Case(seq_len=n), name, memory_workspace_bytes=of(n))
+        for n in (256, 512, 1024) for name, of in size.items()
+    ]  # fmt: skip
+    sketch = drawn(tmp_path, records)["workspace-attention-cpu-float32-forward"]
+    with figures.styled():
+        (ax,) = sketch.draw(figures.OWN).axes
+    guides = {}
+    for line in ax.lines:
+        xs, ys = (np.log(np.asarray(of, float)) for of in (line.get_xdata(), line.get_ydata()))
+        if line.get_color() == figures.QUIET:
+            slope = float(np.diff(ys)[-1] / np.diff(xs)[-1])
+            guides[round(slope)] = math.exp(ys[-1] + slope * (math.log(1024) - xs[-1]))
+    assert guides == pytest.approx({1: 0.72 * 4096 * 1024, 2: 0.72 * 64 * 1024**2})
+
+
+def test_time_is_drawn_along_the_head_dim_and_along_the_width_of_a_layer(tmp_path):
+    cases = [Case(seq_len=n, head_dim=d) for n in (256, 512) for d in (16, 32, 64)]
+    cases += [
+        Case(workload="layer", projection="fused", seq_len=256, width=w, heads=w // 64, head_dim=64)
+        for w in (128, 256, 512)
+    ]  # fmt: skip
+    found = drawn(tmp_path, [synthetic.ok(case, "naive") for case in cases])
+    for workload, x, panels in (("attention", "head dim D", 2), ("layer", "model width E", 1)):
+        with figures.styled():
+            found_axes = found[f"time-d-{workload}-cpu-float32-forward"].draw(figures.OWN).axes
+        assert [ax.get_xlabel() for ax in found_axes] == [x] * panels
+        assert all("∝ d" in {text.get_text() for text in ax.texts} for ax in found_axes)
+
+
+def test_the_flops_of_a_generation_are_those_of_all_its_tokens(tmp_path):
+    cases = [
+        Case(workload="decode", seq_len=1, new_tokens=t, cache=cache)
+        for t in (16, 32, 64) for cache in ("rerun", "static")
+    ]  # fmt: skip
+    records = [synthetic.ok(case, "naive", flops_counted=1000) for case in cases]
+    sketch = drawn(tmp_path, records)["generation-decode-cpu-float32-forward"]
+    with figures.styled():
+        (ax,) = sketch.draw(figures.OWN).axes
+    assert ax.get_xlabel() == "new tokens T"
+    lines = [np.asarray(line.get_ydata(), float).tolist() for line in ax.lines]
+    assert lines.count([16e3, 32e3, 64e3]) == 2
+
+
+def test_a_recurrent_network_stands_beside_layers_of_its_width_with_its_steps(tmp_path):
+    layer: dict[str, Any] = {"workload": "layer", "projection": "fused", "heads": 4}
+    sizes = [(n, e) for n in (64, 128, 256) for e in (128, 256)]
+    records = [
+        synthetic.ok(Case(seq_len=n, width=e, head_dim=e // 4, **layer), "sdpa") for n, e in sizes
+    ]
+    gru = [
+        Case(workload="recurrent", heads=1, head_dim=256, width=256, seq_len=n,
+             mask=parse_mask("causal")) for n in (64, 128, 256)
+    ]  # fmt: skip
+    found = drawn(tmp_path, [*records, *(synthetic.ok(case, "gru") for case in gru)])
+    sketch = found["steps-layer-cpu-float32-forward"]
+    assert [*sketch.alt] == ["sdpa: 1 step, gru: n steps"]
+
+
+def test_what_is_kept_and_cached_is_drawn_where_it_was_measured(tmp_path):
+    kept = [
+        synthetic.ok(Case(seq_len=n, pass_="both"), "naive", memory_saved_bytes=n * n)
+        for n in (256, 512, 1024)
+    ]
+    cached = [
+        synthetic.ok(Case(workload="decode", seq_len=n, new_tokens=2, cache="static"), "naive",
+                     cache_bytes=n) for n in (256, 512, 1024)
+    ]  # fmt: skip
+    found = drawn(tmp_path, [*kept, *cached])
+    assert {"saved-attention-cpu-float32-both", "cache-decode-cpu-float32-forward"} <= set(found)
+
+
 def test_methods_are_drawn_at_the_largest_n_that_most_of_them_share(tmp_path):
     near = [
         synthetic.ok(Case(seq_len=n), f"near:{w}", approx_error=1.5, approx_error_local=0.02)
@@ -162,3 +237,16 @@ def test_what_cannot_be_drawn_is_one_line_and_nothing_is_written(
 ):
     assert_refused(cli("report", run, *asked), said)
     assert not (run / "figures").exists()
+
+
+def test_figures_of_growth_are_drawn_for_papers_too(cli, tmp_path):
+    cases = [
+        Case(workload="layer", projection="fused", heads=4, seq_len=n, width=e, head_dim=e // 4)
+        for n in (1, 256, 512, 1024, 2048) for e in (128, 256)
+    ]  # fmt: skip
+    run = synthetic.write_run(tmp_path, "r", [synthetic.ok(case, "naive") for case in cases])
+    paths = cli("report", run, "--figure", "fit,model", "--format", "svg").stdout.split()
+    assert {path.rpartition("/")[2].split("-")[0] for path in paths} == {"fit", "model"}
+    svg = (run / "figures" / "model-layer-n.svg").read_text()
+    assert "overtakes at n = 512 by FLOPs" in svg
+    assert "n, d = 256" in svg

@@ -1,4 +1,5 @@
 from itertools import product
+from typing import Any
 
 import hypothesis
 import pytest
@@ -146,3 +147,22 @@ def test_least_traffic_of_decoding_is_the_keys_that_the_mask_lets_each_step_see(
     states = 1 if cache in ("none", "rerun") else 2  # without a cache, among those of the keys
     total = 4 * steps * (weights + states * batch * together * 24) + key * seen
     assert 0 <= total / case.units - costs.decode_bytes_min(case) < 2  # rounded down
+
+
+@pytest.mark.parametrize(("pass_", "part"), [("forward", 1), ("backward", 4 / 5), ("both", 6 / 7)])
+def test_attention_overtakes_a_layers_projections_at_n_of_its_width_and_that_of_its_keys(
+    pass_, part
+):
+    layer: dict[str, Any] = {
+        "workload": "layer",
+        "heads": 8,
+        "kv_heads": 2,
+        "head_dim": 64,
+        "projection": "fused",
+    }
+    full = Case(**layer, pass_=pass_, seq_len=300)
+    assert costs.flops_crossing(full) == pytest.approx(part * 512 * (1 + 2 / 8))
+    causal = Case(**layer, pass_=pass_, seq_len=300, mask=parse_mask("causal"))
+    assert costs.flops_crossing(causal) == pytest.approx(part * 2 * 512 * (1 + 2 / 8) - 1)
+    window = Case(**layer, pass_=pass_, seq_len=300, mask=parse_mask("window:64"))
+    assert costs.flops_crossing(window) is None

@@ -73,6 +73,9 @@ def test_shares_are_those_that_the_times_were_made_of() -> None:
     assert low <= part <= high
     assert high - low < 0.03
     assert found.held_out < 0.05
+    assert found.crossing is not None
+    low, high = found.crossing.ends
+    assert low <= 1024 / 1.2 <= high < 1.1 * low
 
 
 def test_a_law_of_one_term_has_no_model() -> None:

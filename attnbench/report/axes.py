@@ -116,9 +116,10 @@ def round_added(value: float) -> str:
 
 
 def guide(ax: Axes, anchor: tuple[float, float], power: int, of: str = "n") -> End:
-    """Draw n^`power` through `anchor` (n, value); return where its name belongs."""
+    """Draw n^`power` through `anchor` (n, value); return where it leaves the axes."""
     n0, y0 = anchor
-    xs = ax.get_xlim()
+    left, right = ax.get_xlim()
+    xs = left, min(right, n0 * (ax.get_ylim()[1] / y0) ** (1 / power))
     ys = [y0 * (x / n0) ** power for x in xs]
     ax.plot(xs, ys, **DASHED)
     return End(xs[1], ys[1], f"∝ {of}" + {1: "", 2: "²"}.get(power, f"^{power}"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -51,7 +52,9 @@ def _draw(
 ) -> Figure:
     terms = [text for model in models for text in _terms(model)]
     right = max(figures.width_of(line) for text in terms for line in text.split("\n")) + 0.45
-    figure, panels = figures.panels([5.2] * len(models), Margins(right=right, top=2.7), size)
+    narrow = size.width is not None and size.width < figures.NARROW
+    around = Margins(right=right, top=2.85 + 0.3 * narrow)
+    figure, panels = figures.panels([5.2] * len(models), around, size)
     for lower, model, differs in zip(panels, models, rest, strict=True):
         box = lower.get_position()
         total = figure.get_figheight()
@@ -61,12 +64,21 @@ def _draw(
             ax.set_xlim(min(model.along_n), max(model.along_n))
         _draw_times(upper, model, looks[model.impl])
         _draw_shares(lower, model)
-        _draw_crossings(upper, lower, model)
         found = model.finding
-        verdict = f"{growth.raised(found.law)}: {growth.mark(found.verdict)} · " if found else ""
-        held_out = f"held-out n: {units.percent(model.held_out)} off"
-        title = f"{model.impl} {differs}".strip()
-        upper.set_title(f"{title}\n{verdict}{held_out}", loc="left", pad=5, color=figures.INK)
+        verdict = f"{growth.raised(found.law)}: {growth.mark(found.verdict)}" if found else ""
+        parts = [verdict, f"held-out n: {units.percent(model.held_out)} off"]
+        crossings = _crossings(model)
+        for ax in (upper, lower) if crossings else ():
+            low, high = ax.get_xlim()
+            for _, at, dashes in crossings:
+                if low <= at.value <= high:
+                    ax.axvline(at.value, color=figures.INK, linestyle=dashes, zorder=2)
+                ends = np.clip(at.ends, low, high)
+                ax.axvspan(*ends, color=figures.INK, alpha=0.12, linewidth=0, zorder=1.5)
+        join = "\n" if narrow else " · "
+        lines = [f"{model.impl} {differs}".strip(), join.join(filter(None, parts))]
+        lines += [join.join(text for text, *_ in crossings)] * bool(crossings)
+        upper.set_title("\n".join(lines), loc="left", pad=5, color=figures.INK)
     return figure
 
 
@@ -112,26 +124,18 @@ def _draw_shares(ax: Axes, model: ModelFit) -> None:
     ax.grid(visible=False)
 
 
-def _draw_crossings(upper: Axes, lower: Axes, model: ModelFit) -> None:
-    """Where n² d overtakes n d² in a layer: by useful FLOPs, and measured with its interval."""
+def _crossings(model: ModelFit) -> list[tuple[str, Uncertain, Any]]:
+    """Where n² d overtakes n d² in a layer, by useful FLOPs and by time: text, n, dashes."""
     if model.workload != "layer" or model.crossing is None:
-        return
-    low, high = lower.get_xlim()
-    by_flops = costs.flops_crossing(model.cells[model.at_largest].case) or math.inf
-    marks = [("FLOPs", by_flops, (4, 3)), ("time", model.crossing.value, (1, 0))]
-    ends = np.clip(model.crossing.ends, low, high)
-    for ax in (upper, lower):
-        ax.axvspan(*ends, color=figures.INK, alpha=0.12, linewidth=0, zorder=1.5)
-    marks.sort(key=lambda mark: mark[1])
-    for side, (name, n, dashes) in zip((-2, 2), marks, strict=True):
-        if low <= n <= high:
-            for ax in (upper, lower):
-                ax.axvline(n, color=figures.INK, linewidth=1.0, linestyle=(0, dashes), zorder=2)
-            upper.annotate(
-                f"by {name} n = {n:.0f}", (n, 0.02), xycoords=("data", "axes fraction"),
-                xytext=(side, 0), textcoords="offset points", rotation=90, va="bottom",
-                ha="right" if side < 0 else "left", fontsize=6.5,
-            )  # fmt: skip
+        return []
+    low, high = model.crossing.ends
+    of_time = f"at n = {model.crossing.value:.0f} ({low:.0f} … {high:.0f}) by time"
+    found: list[tuple[str, Uncertain, Any]]
+    found = [(of_time.replace("inf", "∞"), model.crossing, "-")]
+    if by_flops := costs.flops_crossing(model.cells[model.at_largest].case):
+        text = f"n² d overtakes at n = {by_flops:.0f} by FLOPs"
+        found.insert(0, (text, Uncertain(value=by_flops), (0, (4, 3))))
+    return found
 
 
 def _terms(model: ModelFit) -> list[str]:

@@ -42,12 +42,12 @@ def sketches(
     """Every chart that has data, trade-offs and rooflines."""
     work = cells["tflops"] * cells["time_us"]
     low, high = work / cells["time_us_high"], work / cells["time_us_low"]
-    tokens = cells["new_tokens"].astype(float)
     cells = cells.assign(
-        tflops_low=low, tflops_high=high, d=cells["width"].fillna(cells["head_dim"]),
-        generation_flops=cells["flops_counted"].astype(float) * tokens,
-        **{f"generation_us{end}": cells[f"time_us{end}"] * tokens for end in ("", "_low", "_high")},
-    )  # fmt: skip
+        tflops_low=low,
+        tflops_high=high,
+        d=cells["width"].fillna(cells["head_dim"]),
+        generation_flops=(cells["flops_counted"] * cells["new_tokens"]).astype(float),
+    )
     tables = {"cells": cells, "costs": costs, "steps": steps(cells)}
     yield from lines.sketches(tables, crossing)
     yield from tradeoff.sketches(cells)

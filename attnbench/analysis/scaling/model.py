@@ -138,8 +138,8 @@ def _crossing(terms: Sequence[Term], n: float, shares: Floats) -> Uncertain | No
     ]
     if [len(found) for found in by_power] != [1, 1]:
         return None
-    with np.errstate(divide="ignore"):
-        at = n * shares[:, by_power[0][0]] / np.maximum(shares[:, by_power[1][0]], 0.0)
+    linear, square = (shares[:, found[0]] for found in by_power)
+    at = np.divide(n * linear, square, out=np.full(len(shares), np.inf), where=square > 0)
     low, high = _ends(at[1:]).tolist()
     return Uncertain(value=float(at[0]), low=min(low, at[0]), high=max(high, at[0]))
 
