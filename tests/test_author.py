@@ -307,6 +307,9 @@ def test_sweep_and_load_return_the_same_table(mine, tmp_path):
     )
     assert table[["impl", "seq_len"]].drop_duplicates().shape == (4, 2)
     assert set(table["status"]) == {"ok"}
+    told = table["overhead_us"].notna()
+    assert list(told) == list(table["seq_len"] == 8), "of the shortest, in rounds that both share"
+    assert len({record.metrics["group"] for record in load_run(tmp_path / "r").records}) == 1
     assert attnbench.load("r", output=tmp_path).equals(table)
     assert attnbench.load(tmp_path / "r").equals(table)
     proposed = notes.remedy(load_run(tmp_path / "r"), table)

@@ -90,6 +90,15 @@ def test_what_will_be_compared_takes_turns():
     assert groups == {(plain, turned), (other,), tuple(caches)}
 
 
+def test_short_calls_that_differ_in_length_alone_share_their_rounds_where_asked():
+    short, longer, long = (Case(seq_len=n) for n in (64, 128, 32768))
+    others = [Case(seq_len=64, heads=2), Case(seq_len=1, kv_len=64), Case(device="cuda")]
+    others += [Case(workload="decode", seq_len=n, mask=parse_mask("causal")) for n in (64, 128)]
+    (job, *jobs) = jobs_of(cells(short, longer, long, *others), joined=True)
+    groups = {tuple(case for case, _ in group) for job in (job, *jobs) for group in job.groups}
+    assert groups == {(short, longer), (long,), *((case,) for case in others)}
+
+
 def test_implementations_of_one_case_share_a_process_and_kinds_do_not():
     cases = [Case(seq_len=8 * i) for i in range(1, 2 * GROUPS_PER_JOB)]
     cases += [Case(seq_len=8, dtype="bfloat16"), Case(seq_len=8, threads=2)]

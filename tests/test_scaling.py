@@ -213,6 +213,29 @@ def test_what_is_missing_names_the_size_and_what_decides():
     assert [one.index for one in fitted(overhead).missing] == [-1]
 
 
+def rounds(p: float, *, slow: float = 1.5, count: int = 12) -> tuple[Any, ...]:
+    """Times of n^p in shared rounds, in half of which the core is slow and other work runs."""
+    random, found = np.random.default_rng(0), []
+    for n in FOUR_OCTAVES:
+        slowness = np.where(np.arange(count) % 2, slow, 1.0)
+        times = 300 * (n / FOUR_OCTAVES[0]) ** p * slowness**0.6 * random.normal(1, 0.03, count)
+        pairs = zip(times.tolist(), slowness.tolist(), strict=True)
+        found.append({("a", 0, number): pair for number, pair in enumerate(pairs)})
+    return tuple(found)
+
+
+@pytest.mark.parametrize(("true", "law", "expected"), [
+    (2, "n^2", "holds"), (2.5, "n^2", "refuted"), (1.5, "n^2", "refuted"), (2.5, "n^3", "refuted"),
+])  # fmt: skip
+def test_rounds_that_all_sizes_share_decide_what_single_times_leave_open(true, law, expected):
+    """Each time may be twice as long by itself; what slows a round slows all of its sizes."""
+    alone = wide(replayed(power(true), law, overhead_us=None, least_overhead_us=0.1), *(2.0,) * 5)
+    assert verdict(fitted(alone)) == "inconclusive"
+    assert verdict(fitted(replace(alone, rounds=rounds(true)))) == expected
+    assert verdict(fitted(replace(alone, rounds=rounds(true, count=5)))) == "inconclusive"
+    assert verdict(fitted(replace(alone, rounds=rounds(true, slow=50.0)))) == "inconclusive"
+
+
 def test_what_scatters_counts_once():
     """In the scatter about the line, or in what each time may be; what processes differ by, too."""
 

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from attnbench.analysis.times import Interval, interval_us, time_us
 from attnbench.base import stats
+from attnbench.base.sample import Sample
 from attnbench.schema.record import Record
 
 Round = tuple[str, int, int]  # group, process and number
@@ -27,19 +28,24 @@ class CellTimes:
 
 
 def cell_times(record: Record) -> CellTimes:
-    """What a ratio needs of a record, which must have samples.
+    """What a ratio needs of a record, which must have samples."""
+    reported_us = time_us(record)
+    assert reported_us is not None, "what has samples has a time"
+    rounds_us = {place: sample.own_us for place, sample in samples_by_round(record).items()}
+    return CellTimes(reported_us, interval_us(record), rounds_us)
+
+
+def samples_by_round(record: Record) -> dict[Round, Sample]:
+    """The samples that count.
 
     Records without a group, of old runs, were interleaved with those of the same case and process.
     """
-    reported_us = time_us(record)
-    assert reported_us is not None, "what has samples has a time"
     processes = sorted({sample.process for sample in record.samples})
     groups = str(record.metrics.get("group") or "").split()  # one for each process
     if len(groups) != len(processes):
         groups = [record.cell.case.case_id] * len(processes)
     of = dict(zip(processes, groups, strict=True))
-    rounds_us = {(of[s.process], s.process, s.round): s.own_us for s in record.kept}
-    return CellTimes(reported_us, interval_us(record), rounds_us)
+    return {(of[s.process], s.process, s.round): s for s in record.kept}
 
 
 def core_times(record: Record) -> CellTimes | None:

@@ -151,7 +151,7 @@ class SweepDisplay(_Display):
             return
         count = len({cell.key for cell in measured})
         again = f", each {len(plan.passes)} times," if len(measured) > count else ""
-        processes = sum(len(list(jobs_of(cells))) for cells in plan.passes)
+        processes = sum(len(list(jobs_of(cells, joined=plan.joined))) for cells in plan.passes)
         decided = f", {len(plan.decided)} unsupported or skipped" if plan.decided else ""
         workers = f"{processes} process{'es' * (processes != 1)}"
         self.say(f"{units.counted(count, 'cell')}{again} in {workers}{decided} -> {path}")

@@ -111,6 +111,7 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
         require("implementation", filter(None, [request.baseline]), names, "--baseline")
         if request.shard is not None:
             plan = sharded(whole, *request.shard)
+        plan = _joined(plan, runner, request.max_total_time_s)
         here, race = catalogue.environment, request.settings.race_s is not None
         if request.stored:
             runs = _runs_here(request.output, here)
@@ -223,6 +224,7 @@ def resume(
                 catalogue = yield from _catalogue(runner)
                 named((cell.impl for cell in missing), catalogue)  # raises where one is gone
                 plan = make_plan(missing, runner.reasons(missing), processes=processes, done=done)
+                plan = _joined(plan, runner, max_total_time_s)
                 here = machines.like(catalogue.environment)  # others may have more memory
                 out = (part for part in parts if part.status == "oom" and part.environment == here)
                 runner.pruning.oom += [part.cell for part in out]
@@ -325,6 +327,11 @@ def _plan(request: SweepRequest, catalogue: Catalogue, runner: Executor) -> Plan
     return plan
 
 
+def _joined(plan: Plan, runner: Executor, limit_s: float | None) -> Plan:
+    """The plan with lengths that share rounds, unless jobs go to other machines or end early."""
+    return replace(plan, joined=isinstance(runner, LocalRunner) and not limit_s)
+
+
 _LEARNED_FROM = 5  # of the runs of a machine the latest
 
 
@@ -396,7 +403,8 @@ def _measure(
 
     def jobs() -> Iterator[Job]:
         for process, cells in enumerate(plan.passes):
-            own = jobs_of(cell for cell in cells if cell.key not in failed)
+            left = (cell for cell in cells if cell.key not in failed)
+            own = jobs_of(left, joined=plan.joined)
             if forecast is not None and limit_s is not None:
                 left_s = partial(_left_s, runner.began + limit_s)
                 if counts is None:

@@ -273,6 +273,21 @@ def _read(setting: _Setting) -> Any:
 
 _UNSET = getattr(_config_module, "_UNSET_SENTINEL", None)
 _settled: dict[str, bytes] = {}  # by compiler: the hash of its flags
+_of_cases: dict[str, Any] = {}  # dynamo's flags that are ours
+_MOST_COMPILED = 8  # shapes of one function, dynamo's default
+
+
+def compile_each(cases: int) -> None:
+    """Let a function have code of its own for each of several cases, as in processes of their own.
+
+    Else dynamo makes code for any shape from the second on, and runs the source from the ninth on.
+    """
+    _of_cases.clear()
+    if cases > 1:
+        _of_cases["automatic_dynamic_shapes"] = False
+        _of_cases["recompile_limit"] = _MOST_COMPILED * cases
+    _settled.clear()
+    _settle_compilers()
 
 
 def _settle_compilers() -> list[str]:
@@ -290,6 +305,7 @@ def _settle_compilers() -> list[str]:
             warnings.simplefilter("ignore")  # of flags that are on their way out
             for flag, entry in config._config.items():
                 default = entry.default if (e := entry.env_value_default) is _UNSET else e
+                default = _of_cases.get(flag, default)
                 plain = entry.alias is None and entry.justknob is None and default is not _UNSET
                 if plain and getattr(config, flag) != default:
                     setattr(config, flag, default)

@@ -10,6 +10,7 @@ import mmap
 import os
 import resource
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -32,15 +33,17 @@ AT_WORK_SHARE = 0.05  # of the processor time of all threads: less delays the ot
 LOST_SHARE = 0.25
 
 
-# Turns of an empty loop: a few for what a call before it threw out of the caches, then some 30 µs.
-_PROBE = 30, 3000
+# Checksums of a page: one for what a call before them threw out of the caches, then some 15 µs. An
+# empty loop of Python has speeds of its own: 14.8, 17.0, 17.8 or 20.2 µs by the addresses that the
+# objects of the call before it left, for as long as nothing else is called.
+_PAGE, _PROBE = bytes(range(256)) * 16, (1, 12)
 # A core whose wide vector units have worked has its clock back after some 0.7 ms. Turns of the same
 # loop, a millisecond or more: waiting for a clock that steps back may take for ever.
 CALM_TURNS = 100_000
 
 
 def probe_us() -> float | None:
-    """Processor time of a fixed loop: how fast the core is just now, which no counter tells.
+    """Processor time of some checksums: how fast the core is just now, which no counter tells.
 
     A processor that lowers its clock, or whose other hyperthread works for someone else, slows it
     as it slows what is measured. None where the clocks contradict each other: no time was used, or
@@ -49,7 +52,7 @@ def probe_us() -> float | None:
     for turns in _PROBE:
         first, begin = now_ns(), cpu_ns()
         for _ in repeat(None, turns):
-            pass
+            zlib.crc32(_PAGE)
         taken = cpu_ns() - begin
         passed = now_ns() - first
     return taken / 1000 if 0 < taken <= passed + READING_NS else None

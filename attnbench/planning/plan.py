@@ -25,6 +25,8 @@ from attnbench.theory.traits import TRAITS, impossible
 # A process serves this many groups, so that its start-up (seconds) is shared but no cell lives
 # in a process with a long past.
 GROUPS_PER_JOB = 10
+# On a CPU, up to so many multiply-adds (about a second), the lengths of a case share their rounds.
+SHORT = 2.0**34
 
 
 @dataclass(frozen=True, init=False)
@@ -112,7 +114,7 @@ class Plan:
 
     `passes` are the cells to measure in the first fresh process of each, in the second, and so
     on: all of them, unless a run is resumed. `not_here` says why implementations that nobody named
-    can run in none of the cases; they have no cells.
+    can run in none of the cases; they have no cells. `joined` is as in `groups_of`.
     """
 
     cells: tuple[Cell, ...]
@@ -120,6 +122,7 @@ class Plan:
     decided: tuple[Record, ...] = ()
     passes: tuple[tuple[Cell, ...], ...] = ()
     not_here: Mapping[str, str] = field(default_factory=dict)
+    joined: bool = False
 
 
 def make_plan(
@@ -168,15 +171,22 @@ def make_plan(
 _TOGETHER = {name: getattr(Case(), name) for name, axis in AXES.items() if axis.beside}
 
 
-def groups_of(cells: Iterable[Cell]) -> list[Group]:
-    """The cells by what is compared with each other, as `Job` has it."""
+def groups_of(cells: Iterable[Cell], *, joined: bool = False) -> list[Group]:
+    """The cells by what is compared with each other, as `Job` has it.
+
+    `joined` puts short calls that differ in length alone into one group: how time grows with n is
+    then seen within each round, whatever the core's speed and other work are meanwhile.
+    """
     by_case: dict[str, tuple[Case, list[str]]] = {}
     for cell in cells:
         by_case.setdefault(cell.case.case_id, (cell.case, []))[1].append(cell.impl)
-    groups: dict[str, list[Entry]] = {}
+    groups: dict[tuple[Any, ...], list[Entry]] = {}
     for case, impls in by_case.values():
-        together = replace(case.unpadded, **_TOGETHER)
-        groups.setdefault(together.case_id, []).append((case, tuple(impls)))
+        alike = replace(case.unpadded, **_TOGETHER).to_json()
+        call = TRAITS.get(case.workload).unit == "call" and case.seq_len == case.kv_len
+        if joined and case.device == "cpu" and call and work(case) <= SHORT:
+            alike |= {"seq_len": None, "kv_len": None}
+        groups.setdefault(tuple(map(str, alike.items())), []).append((case, tuple(impls)))
     return [tuple(group) for group in groups.values()]
 
 
@@ -185,13 +195,13 @@ def reads_cache(case: Case) -> bool:
     return case.workload == "decode" or case.seq_len < case.kv_len
 
 
-def jobs_of(cells: Iterable[Cell]) -> Iterator[Job]:
+def jobs_of(cells: Iterable[Cell], *, joined: bool = False) -> Iterator[Job]:
     """Groups of one workload, pass, dtype and number of threads share processes.
 
     Those that read a cache have processes of their own. In each the small ones come first.
     """
     similar: dict[tuple[Any, ...], list[Group]] = {}
-    for group in groups_of(cells):
+    for group in groups_of(cells, joined=joined):
         case = group[0][0]
         alike = case.workload, case.pass_, case.dtype, case.threads, reads_cache(case)
         similar.setdefault(alike, []).append(group)
@@ -228,7 +238,8 @@ def sharded(plan: Plan, number: int, count: int) -> Plan:
     cells, *passes = (
         tuple(cell for cell in every if cell.key in own) for every in (plan.cells, *plan.passes)
     )
-    return Plan(cells=cells, jobs=tuple(jobs_of(passes[0])), decided=decided, passes=tuple(passes))
+    jobs = tuple(jobs_of(passes[0]))
+    return replace(plan, cells=cells, jobs=jobs, decided=decided, passes=tuple(passes))
 
 
 def work(case: Case) -> float:

@@ -19,8 +19,7 @@ from attnbench.api import implementation
 from attnbench.base import units
 from attnbench.base.sample import FULL_SPEED
 from attnbench.base.stats import median
-from attnbench.machine import host
-from attnbench.machine.state import settle
+from attnbench.machine import host, state
 from attnbench.measure.clock import Clock, clock_for
 from attnbench.measure.engine import Measurement
 from attnbench.measure.race import Race
@@ -125,11 +124,14 @@ def _measure_together(entries: list[Entry], instruments: Instruments, reporter: 
     group = secrets.token_hex(4)  # records with the same one were interleaved: their rounds pair
     trials: dict[str, Trial] = {}
     indices: dict[str, int] = {}
+    lengths = sorted(entry.case.seq_len for entry in entries)
     screening = Screening(instruments.race) if instruments.race else None
     for entry in entries:
+        state.compile_each(len(entries))
         ready = prepare(entry, instruments.seed, reporter, instruments.reference_s, screening)
         for name, trial in ready.items():
             trial.metrics["group"] = group
+            trial.shortest = 1 < entry.case.seq_len == lengths[0] < lengths[-1]
             key = f"{entry.index} {name}"
             trials[key], indices[key] = trial, entry.index
     # What references and checks worked in, several GB in float64, would stay in torch's cache until
@@ -181,7 +183,7 @@ def _measure_together(entries: list[Entry], instruments: Instruments, reporter: 
     for key in over:
         at(key, "energy")
         emit(key)
-        settle()
+        state.settle()
 
 
 def with_core(record: Record, core: Target) -> Record:
@@ -203,7 +205,7 @@ def prepare(
         if screening:
             screening.begin()
         workload = WORKLOADS.get(case.workload)
-        settle()
+        state.settle()
         reporter.at(entry.index, None, "inputs")
         tensors = workload.tensors(case)
         trials = {
@@ -266,6 +268,8 @@ def timed_record(
     trial.metrics |= {"l2": instruments.clock.l2, "timer": instruments.clock.timer}
     if instruments.clock.l2 == "cold" and instruments.clock.timer == "host":
         trial.metrics["warm_us"] = trial.warm_us()
+    if trial.shortest:
+        trial.metrics["overhead_us"] = trial.overhead_us()
     if instruments.sensor is not None and instruments.sensor.problem:
         trial.metrics["sensor_note"] = instruments.sensor.problem
     disturbed = sum(s.disturbed for s in target.samples if s.discarded is None)

@@ -31,7 +31,7 @@ from attnbench.schema.record import Cell, Record, Sample, Status
 from attnbench.theory.costs import OPAQUE_FORMULAS
 from attnbench.worker import reference as references
 from attnbench.worker.fault import fault_of
-from attnbench.worker.inputs import Tensors
+from attnbench.worker.inputs import Draw, Tensors
 from attnbench.worker.reference import (
     CheckResult,
     DefinitionError,
@@ -83,7 +83,8 @@ class Trial:
     """What is known so far about one cell of a case.
 
     `checks_alone`: no memory is measured, and what is wrong goes to `metrics["fault"]`, for people.
-    What takes longer than `brief_s` is `brief`: no call is made that does not check or time it.
+    What takes longer than `brief_s` is `brief`: no call is made that does not check or time it. The
+    `shortest` of several lengths that share rounds tells what a call takes for one token.
     """
 
     impl: Implementation
@@ -95,6 +96,7 @@ class Trial:
     last_call_s: float = 0.0
     calls: int = 0
     brief_s: float = math.inf
+    shortest: bool = False
     metrics: dict[str, Any] = field(default_factory=dict)
     spent_s: dict[str, float] = field(default_factory=dict)
     status: Status | None = None
@@ -442,6 +444,19 @@ class Trial:
         with torch.set_grad_enabled(self.bound.grad):
             us = [clock.batch(call, 1).own_us for _ in range(8 if self.last_call_s > 0.02 else 40)]
         return robust_least(us[3:]) / self.bound.units
+
+    def overhead_us(self) -> float | None:
+        """The same call for one token (µs); None where it fails, or would have to be compiled."""
+        one, workload = replace(self.case, seq_len=1, kv_len=1), WORKLOADS.get(self.case.workload)
+        if self.bound is None or self.impl.compiles or workload.reason_against(one, self.impl):
+            return None
+        with contextlib.suppress(Exception), torch.set_grad_enabled(self.bound.grad):
+            tensors = workload.tensors(one)
+            workload.fill(one, tensors, Draw(seed=1))
+            call, clock = workload.bind(one, self.impl, tensors).call, clock_for("cpu", l2="warm")
+            us = [clock.batch(call, 100).own_us for _ in range(8)]
+            return robust_least(us[1:])
+        return None
 
     def profile(self) -> None:
         """Name the kernels of a second call, where nothing is timed: the first may compile."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import trim_mean
 
 from attnbench.analysis.scaling import slopes
 from attnbench.analysis.scaling.decide import (
@@ -40,6 +41,9 @@ DRAWS = 1000
 # kernels' starts) still weighs on the smallest size: the interval takes in both.
 TIMES_OVERHEAD, TIMES_LEAST, OVERHEAD_PER_LEAST = 3.0, 20.0, 8.0
 FRESH = 0.05  # of a time, in recorded page faults: from here on they weigh on a slope
+# Of rounds that all sizes share. A call's time follows the core's speed with a slope of 0.3
+# (memory-bound) to 0.9 (dispatch-bound): the middle is taken off, the rest may be there.
+FEWEST_ROUNDS, FOLLOWS, FOLLOWS_OFF, TRIMMED = 7, 0.6, 0.3, 0.2
 _MOST_OFF = math.exp(50.0)  # the factor by which a time of which nothing is known may be off
 
 
@@ -148,11 +152,14 @@ def _log_data(
 ) -> slopes.LogData:
     rows = [(times[i].value, times[i].shorter, times[i].longer) for i in used]
     times_us, shorter, longer = np.array(rows).reshape(-1, 3).T
+    drawn = drawn_medians(series.times_us, draws)[used]
+    doubtful = bool((shorter > 1).any() or (longer > 1).any())
+    if doubtful and (shared := _shared_rounds(series, used)) is not None:
+        times_us, shorter, longer, drawn = _within_rounds(times_us, shared, draws)
     net = times_us - overhead.value
     # What is left of a time that is too long less an overhead that is too short, and conversely.
     shortest = times_us / shorter - overhead.value * overhead.longer
     longest = times_us * longer - overhead.value / overhead.shorter
-    drawn = drawn_medians(series.times_us, draws)[used]
     if overhead.value:
         drawn -= drawn_medians([series.overhead_us or ()], draws, seed=1)
     least = 1e-3 * times_us[:, None]  # a draw of the overhead may reach a draw of the time
@@ -167,6 +174,32 @@ def _log_data(
         too_long=np.log(net / np.maximum(shortest, net / _MOST_OFF)),
         too_short=np.log(np.minimum(longest, net * _MOST_OFF) / net),
     )
+
+
+def _shared_rounds(series: Series, used: list[int]) -> slopes.Floats | None:
+    """Logarithms of times and of the core's slowness: 2 × sizes × rounds that all sizes share."""
+    rounds = [series.rounds[index] for index in used] if series.rounds else []
+    shared = set.intersection(*map(set, rounds)) if rounds else set()
+    if len(shared) < FEWEST_ROUNDS:
+        return None
+    return np.log([[of[place] for place in sorted(shared)] for of in rounds]).transpose(2, 0, 1)
+
+
+def _within_rounds(
+    times_us: slopes.Floats, shared: slopes.Floats, draws: int
+) -> tuple[slopes.Floats, ...]:
+    """Times by what the rounds say of their ratios; how far off they may be; and their draws.
+
+    What slows all sizes of a round alike, a core or other work, leaves a slope as it is. What a
+    size alone meets is trimmed or averaged, and the draws, of whole rounds, know how well.
+    """
+    logs = shared[0] - FOLLOWS * shared[1]
+    drawn = np.random.default_rng(DRAWS).integers(logs.shape[1], size=(draws, logs.shape[1]))
+    levels = trim_mean(logs, TRIMMED, axis=1)
+    level = float((np.log(times_us) - levels).mean())  # that of the reported times stays
+    off = np.exp(FOLLOWS_OFF * trim_mean(shared[1], TRIMMED, axis=1))
+    drawn_levels = trim_mean(logs[:, drawn], TRIMMED, axis=2)
+    return np.exp(levels + level), off, off, np.exp(drawn_levels + level)
 
 
 def _passed(series: Series, index: int) -> list[tuple[str, float]]:

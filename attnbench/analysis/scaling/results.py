@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from attnbench.analysis.pairs import Round
 from attnbench.analysis.times import Interval
 from attnbench.base import units
 from attnbench.schema.finding import Figure, LawFinding
@@ -70,6 +71,7 @@ class Measured:
     times_us: tuple[float, ...] = ()
     allowed_us: Interval | None = None
     doubt: str | None = None
+    rounds: Mapping[Round, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def is_known(self) -> bool:
@@ -91,6 +93,8 @@ class Series:
     `caches_bytes` the caches that its `working_set_bytes` may pass; `launch_bound` tells the sizes
     whose time is the host's. `same` says in words what the cells share. `cells` are those measured,
     size by size, and `overhead` that of the smallest problem, where they come from a run.
+    `rounds` has of each size the time in µs of each round, and how many times as long as at full
+    speed the core took for a fixed loop around it.
     """
 
     impl: str
@@ -113,6 +117,7 @@ class Series:
     launch_bound: tuple[bool, ...] = ()
     cells: tuple[Measured, ...] = ()
     overhead: Measured | None = None
+    rounds: tuple[Mapping[Round, tuple[float, float]], ...] = ()
 
     @property
     def subject(self) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from attnbench.analysis import notes, times
+from attnbench.analysis.pairs import Round, samples_by_round
 from attnbench.analysis.scaling.results import NOTHING_KNOWN, NOUNS, Axis, Measured, Series
 from attnbench.base.parameters import base_name
 from attnbench.base.sample import FULL_SPEED
@@ -22,6 +23,7 @@ from attnbench.theory.law import Law, parse
 from attnbench.theory.traits import TRAITS, kind_words, size_words
 
 OVERHEAD_CONTEXT = 16  # a decode step after so few tokens is all overhead
+OVERHEAD_OFF = 1.25  # the factor by which that of a few calls may be off
 _PEAK = "memory_peak_bytes"
 _SIZES = {name for name, axis in AXES.items() if axis.size}
 # The fields that vary along the axis of a series.
@@ -45,6 +47,7 @@ def measured(run: Run) -> list[Measured]:
         known: dict[str, Any] = {"doubt": _doubt(record, environment)}
         if known["doubt"] is None:
             known["times_us"], known["allowed_us"] = _replicates_and_ends(record)
+            known["rounds"] = _rounds(record)
             if unsteady := notes.unsteady(record):
                 known |= {"allowed_us": NOTHING_KNOWN, "doubt": f"unsteady ({unsteady})"}
         found.append(Measured(record=record, kind=kind, **known))
@@ -81,6 +84,16 @@ def _replicates_and_ends(record: Record) -> tuple[tuple[float, ...], times.Inter
         highs.append(times.least_wall_us(samples))
     low, high = sorted((max(lows), min(highs)))
     return (min(max(median(leasts), low), high),), (low, high)
+
+
+def _rounds(record: Record) -> dict[Round, tuple[float, float]]:
+    """Time in µs and the core's slowness by round, as `Series` has it; none without a speed."""
+    if not (full_us := record.metrics.get("probe_us")):
+        return {}
+    return {
+        place: (sample.own_us, max(1.0, (sample.probe_us or full_us) / full_us))
+        for place, sample in samples_by_round(record).items()
+    }
 
 
 class Laws:
@@ -212,7 +225,10 @@ def _series(
     first, metrics = cells[0].record.cell, [cell.record.metrics for cell in cells]
     environment = run.environment_of(cells[0].record)
     ceilings = limits.ceilings_of(environment, first.case.threads)
+    overhead_us = overhead.times_us if overhead else None
     overhead_allowed_us = overhead.allowed_us if overhead else None
+    if not overhead and (us := metrics[0].get("overhead_us")):  # timed beside the smallest
+        overhead_us, overhead_allowed_us = (us,), (us / OVERHEAD_OFF, us * OVERHEAD_OFF)
     if overhead and not overhead.is_known:  # it is no more than was ever seen
         overhead_allowed_us = 0.0, max(overhead.times_us)
     inner = list((environment.get("caches") or {}).items())[1:-1]
@@ -229,7 +245,7 @@ def _series(
         overhead=overhead,
         sizes=tuple([_size(cell.record.cell.case, axis) for cell in cells]),
         times_us=tuple([cell.times_us for cell in cells]),
-        overhead_us=overhead.times_us if overhead else None,
+        overhead_us=overhead_us,
         overhead_allowed_us=overhead_allowed_us,
         law=laws.of(first.impl, "time", first.case),
         kernels=tuple([known.get("kernel") for known in metrics]),
@@ -244,6 +260,7 @@ def _series(
         # Time to start the kernels of the smallest size one after another, per call or token.
         least_overhead_us=starts_us and starts_us / first.case.units,
         launch_bound=tuple([times.launch_bound(cell.record) for cell in cells]),
+        rounds=tuple([cell.rounds for cell in cells]),
     )
 
 

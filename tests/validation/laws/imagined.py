@@ -7,6 +7,8 @@ results/ show. Half of the series are of one process, half are medians of three.
 
 What `sweep --seq-lens 128..2048` leaves (`CARD`) has no n = 1, one time a cell and the ends of what
 it may truly be: half of the cells were disturbed, and took up to a third longer than they need.
+Every other of these series has rounds that its sizes share: the core is slow in some of them, which
+calls follow with slopes between 0.3 and 0.9, and other work slows large ones by up to a tenth.
 """
 
 from __future__ import annotations
@@ -96,6 +98,7 @@ KERNELS = _POWERS | {
     "n^2 log n": Kernel(law="n^2 log n", work=lambda n: n**2 * math.log(n)),
 }
 LAWS = (*_POWERS, "n log n", "n^2 log n", "O(n^2)")
+SLOW = 1.55  # a core whose other hyperthread works, by checksums
 CARD_SIZES = tuple(2**power for power in range(7, 12))
 _CACHE_BYTES = 32 << 20
 _LATE = Kernel(law="n^3", work=lambda n: n**2 + n**3 / CARD_SIZES[-1], unsettled=(2, math.inf))
@@ -201,7 +204,7 @@ def drawn_card(name: str, draws: int, seed: int) -> list[Series]:
     work_us = step * [kernel.work_us(n, CARD_SIZES) for n in CARD_SIZES]
     fresh_us = kernel.faults * work_us * (sizes == sizes[-1])
     floor_us = kernel.floor_us(CARD_SIZES)
-    for _ in range(draws):
+    for index in range(draws):
         quiet_us = np.median(_observed((floor_us + work_us + fresh_us).tolist(), rng), axis=1)
         low = np.where(rng.random(len(sizes)) < 0.5, 1.0, rng.uniform(0.75, 1.0, len(sizes)))
         times_us = quiet_us / low ** rng.random(len(sizes))
@@ -219,9 +222,29 @@ def drawn_card(name: str, draws: int, seed: int) -> list[Series]:
                     for n in CARD_SIZES
                 ) if kernel.passes else (),
                 caches_bytes={"last cache": _CACHE_BYTES},
+                rounds=_rounds(quiet_us, rng) if index % 2 else (),
             )
         )  # fmt: skip
     return found
+
+
+def _rounds(
+    quiet_us: NDArray[np.float64], rng: np.random.Generator
+) -> tuple[dict[tuple[str, int, int], tuple[float, float]], ...]:
+    """Times in rounds that all sizes share, each with how slow its core seemed."""
+    sizes, count = len(quiet_us), rng.integers(7, 30)
+    slow = np.where(rng.random((sizes, count)) < rng.random(), SLOW, 1.0)
+    small, large = rng.uniform(0.3, 0.9, 2)
+    follows = np.linspace(small, large, sizes)[:, None]
+    taken = np.exp(np.linspace(0, rng.uniform(0, 0.1), sizes))
+    scatter = np.exp(0.03 * rng.standard_normal(slow.shape))
+    late = np.where(rng.random(slow.shape) < 1 / 12, rng.exponential(0.25, slow.shape), 0.0)
+    times_us = (quiet_us * taken)[:, None] * slow**follows * scatter * (1 + late)
+    seen = np.maximum(1.0, slow * np.exp(0.03 * rng.standard_normal(slow.shape)))
+    return tuple(
+        {("", 0, number): pair for number, pair in enumerate(zip(*each, strict=True))}
+        for each in zip(times_us.tolist(), seen.tolist(), strict=True)
+    )
 
 
 def _observed(times_us: Sequence[float], rng: np.random.Generator) -> NDArray[np.float64]:
