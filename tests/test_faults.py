@@ -88,10 +88,10 @@ class Sweep:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "results" / "r"
-        sizes = ",".join(str(8 * (i + 1)) for i in range(PLANNED))
+        sizes = ",".join(str(i + 1) for i in range(PLANNED))
         budget = ("--min-time", "0.3", "--max-time", "0.3")
         self.process = subprocess.Popen(
-            [*COMMAND, "sweep", "--impls", "naive", "--seq-lens", sizes, *budget, "--name", "r"],
+            [*COMMAND, "sweep", "--impls", "naive", "--heads", sizes, *budget, "--name", "r"],
             cwd=folder,
             env=environment(TMPDIR=str(folder)),
             stdout=subprocess.PIPE,
@@ -149,8 +149,8 @@ def test_resume_measures_what_is_missing_and_repairs_a_half_written_line(cli, ki
     assert after.startswith(before)
     assert after.endswith(b"\n")
     records = [Record.from_line(line) for line in after.decode().splitlines()]
-    assert Counter(record.cell.case.seq_len for record in records) == {
-        8 * (i + 1): 1 for i in range(PLANNED)
+    assert Counter(record.cell.case.heads for record in records) == {
+        i + 1: 1 for i in range(PLANNED)
     }
     info = load_run(killed_copy).info
     assert "wall_s" in info["spent"]

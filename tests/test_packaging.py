@@ -198,7 +198,7 @@ LEFT_OUT = {
         . .venv/bin/activate
         pip install -e .
         attnbench advise results/gpu-h200
-        attnbench history results/history --write""",
+        attnbench history results/history""",
     "a file of the reader's": """
         attnbench check --impl my_kernel.py --watch
         attnbench sweep --impl my_kernel.py --impls mine,sdpa

@@ -28,6 +28,7 @@ from attnbench.measure.sensor import GpuSensor, measure_energy, power_state
 from attnbench.measure.watch import CounterMarks, Reading, Watch, most_slope, page_fault_us, speeds
 from attnbench.schema.messages import Measure
 from attnbench.schema.record import Cell, Record
+from attnbench.worker.catalogue import is_built_in
 from attnbench.worker.checking import Entry, Reporter, check_twice, measure_distances
 from attnbench.worker.inputs import Draw, Tensors
 from attnbench.worker.reference import DroppedError
@@ -131,7 +132,8 @@ def _measure_together(entries: list[Entry], instruments: Instruments, reporter: 
         ready = prepare(entry, instruments.seed, reporter, instruments.reference_s, screening)
         for name, trial in ready.items():
             trial.metrics["group"] = group
-            trial.shortest = 1 < entry.case.seq_len == lengths[0] < lengths[-1]
+            shortest = 1 < entry.case.seq_len == lengths[0] < lengths[-1]
+            trial.shortest = shortest and is_built_in(trial.impl.file)
             key = f"{entry.index} {name}"
             trials[key], indices[key] = trial, entry.index
     # What references and checks worked in, several GB in float64, would stay in torch's cache until

@@ -84,7 +84,8 @@ class Trial:
 
     `checks_alone`: no memory is measured, and what is wrong goes to `metrics["fault"]`, for people.
     What takes longer than `brief_s` is `brief`: no call is made that does not check or time it. The
-    `shortest` of several lengths that share rounds tells what a call takes for one token.
+    `shortest` of several lengths that share rounds tells what a call takes for one token, if it is
+    a built-in: nobody said that another one takes that length, and it may end the process.
     """
 
     impl: Implementation
@@ -407,6 +408,8 @@ class Trial:
         profiled = probes.profile_call(self.bound.call, self.case.device)
         self.metrics |= self._memory(profiled.result, profiled.peak_bytes)
         self._name_kernels(profiled)
+        if self.metrics["sdpa_backend"]:
+            self.metrics["sdpa_shapes"] = probes.sdpa_shapes(self.bound.call)
 
     def _on_new_inputs(self) -> float | None:
         """Time of a call whose inputs changed since the call before (µs, per token of a decode).
@@ -454,8 +457,7 @@ class Trial:
             tensors = workload.tensors(one)
             workload.fill(one, tensors, Draw(seed=1))
             call, clock = workload.bind(one, self.impl, tensors).call, clock_for("cpu", l2="warm")
-            us = [clock.batch(call, 100).own_us for _ in range(8)]
-            return robust_least(us[1:])
+            return robust_least([clock.batch(call, 100).own_us for _ in range(8)][1:])
         return None
 
     def profile(self) -> None:
@@ -469,8 +471,6 @@ class Trial:
 
     def _name_kernels(self, profiled: probes.Profiled) -> None:
         self.metrics |= kernels_of(profiled)
-        if self.bound and self.metrics["sdpa_backend"] and self.case.device == "cpu":
-            self.metrics["sdpa_shapes"] = probes.sdpa_shapes(self.bound.call)
         # Under another context compiled code would be compiled again.
         if self.bound and "math" in (self.metrics["sdpa_backend"] or "") and not self.impl.compiles:
             self.metrics["sdpa_reason"] = why_math(self.bound.call)
