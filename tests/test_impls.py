@@ -533,7 +533,7 @@ def test_chunked_needs_a_64th_of_the_score_matrices_and_keeps_small_masks():
     assert chunked.workspace(long) == workspace  # only half precision copies what grows with n
     causal = case_of(seq_len=8192, mask="causal")
     assert flops_of("chunked", causal) < 0.57 * flops_of("chunked", case_of(seq_len=8192))
-    assert call_kept(lambda: chunked.build(causal), "cpu").kept_bytes <= 2**20
+    assert (call_kept(lambda: chunked.build(causal), "cpu").kept_bytes or 0) <= 2**20
 
 
 # Compiling takes seconds a shape: two real ones, and the rest with dynamo alone.

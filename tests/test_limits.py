@@ -69,6 +69,7 @@ COPIED_US = PAST / (3 * 25e9) * 1e6  # at three times the faster of copy and rea
     (H200_NAME, "bfloat16", None, 10**12, None, {}, None),
     (H200_NAME, "bfloat16", 1.0, None, 40 * 2**20, {}, None),  # within the last cache
     (H200_NAME, "bfloat16", 1.0, None, 60 * 2**20, {}, "TB/s at least, above the memory's"),
+    (H200_NAME, "bfloat16", 1.0, None, 55 * 2**20, {"cache_bytes": 60 * 2**20}, None),
     ("NVIDIA H200 MIG 1g.18gb", "bfloat16", 1e-3, 10**12, None, {}, None),
     (None, "bfloat16", 1e-3, 10**12, None, {}, None),
     # Without a datasheet's peak: three times what was measured, which met a busy moment.

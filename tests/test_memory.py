@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.loader import load_built_in
+from attnbench.measure import probes
 from attnbench.measure.opcosts import op_costs
 from attnbench.measure.probes import (
     call_kept,
@@ -49,6 +50,20 @@ def test_peak_and_kept_bytes_equal_a_count_by_hand():
     seen = profile_call(call, "cpu")
     assert (seen.peak_bytes, call_kept(call, "cpu").kept_bytes) == (20 * KIB, 4 * KIB)
     assert (seen.kernels, seen.kernel_count) == (("aten::neg", "aten::cat"), 5)
+
+
+@pytest.mark.parametrize(("counts", "peak"), [([64, 96], 32), ([0, 0], None)])
+def test_where_an_allocator_keeps_no_statistics_nothing_is_known_of_memory(
+    monkeypatch, counts, peak
+):
+    """As cudaMallocAsync, which says 0 while inputs are alive."""
+    said = iter(counts)
+    for name in ("synchronize", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(probes, "make_matmul_workspaces", lambda: None)
+    known = {"requested_bytes.all.current": 0, "requested_bytes.all.peak": 0}
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: dict.fromkeys(known, next(said)))
+    assert probes.call_at_peak(lambda: 7) == (7, peak)
 
 
 def bound(case: Case, name: str) -> tuple[Any, dict[str, torch.Tensor]]:

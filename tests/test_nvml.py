@@ -18,6 +18,8 @@ ANSWERS = {
     "nvmlDeviceGetCurrentClocksThrottleReasons": 0x4,
     "nvmlDeviceGetTotalEnergyConsumption": 123_456,
     "nvmlDeviceGetComputeMode": 0,
+    "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+    "nvmlDeviceGetMaxClockInfo": 1980,
     "nvmlSystemGetDriverVersion": "570.86.10",
     "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": "the whole gpu",
 }
@@ -84,15 +86,15 @@ def test_a_library_that_cannot_start_is_a_sensor_of_nothing(sensor_with, library
     [(0, "default"), (1, "exclusive process"), (2, "prohibited"), (3, "exclusive process"),
      (4, None), (NVMLError("Not Supported"), None)],
 )  # fmt: skip
-def test_the_catalogue_of_a_gpu_has_its_compute_mode(sensor_with, monkeypatch, answer, mode):
+def test_the_catalogue_of_a_gpu_has_its_mode_and_limits(sensor_with, monkeypatch, answer, mode):
     library = FakeNvml(nvmlDeviceGetComputeMode=answer)
     assert sensor_with(library).compute_mode() == mode
     monkeypatch.setattr(catalogue, "environment", lambda device: {"device": device})
     expected = {"device": "cuda", "compute_mode": mode, "driver": "570.86.10"}
+    expected |= {"power_limit_w": 700.0, "max_sm_mhz": 1980.0}
     assert catalogue._environment("cuda") == expected
     assert catalogue._environment("cpu") == {"device": "cpu"}
-    last = ["nvmlDeviceGetComputeMode gpu", "nvmlSystemGetDriverVersion", "nvmlShutdown"]
-    assert library.asked[-3:] == last
+    assert library.asked[-1] == "nvmlShutdown"
 
 
 def test_of_a_mig_instance_the_whole_gpu_is_asked_but_not_for_its_power(sensor_with):

@@ -297,6 +297,10 @@ def fails_late(case):
     return call
 
 
+def no_workspace(case):
+    raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+
 def fails_to_build(case):
     raise NotImplementedError("no such size")
 
@@ -307,6 +311,7 @@ def fails_to_build(case):
         (fails_late, "error", "RuntimeError: worn out"),  # the clock decides in which stage
         (fails_to_build, "error", "build: NotImplementedError: no such size"),
         (lambda case: lambda q, k, v: torch.empty(1 << 60), "oom", "check: "),
+        (no_workspace, "oom", "CUBLAS_STATUS_ALLOC_FAILED"),
     ],
 )
 def test_one_that_fails_costs_its_own_cell(measured, build, status, words):

@@ -1,5 +1,6 @@
 """Workers: how they begin and end, and what they say where they cannot even begin to measure."""
 
+import contextlib
 import os
 from typing import Any
 from unittest.mock import Mock
@@ -19,6 +20,8 @@ from attnbench.schema.case import Case
 from attnbench.schema.messages import (
     NOBODY,
     AskReasons,
+    Check,
+    CheckItem,
     Describe,
     Done,
     Heartbeat,
@@ -75,6 +78,22 @@ def test_a_worker_that_cannot_set_up_says_so_of_each_cell_and_lives(
         assert event.record.cell.case == cases[index]
         assert event.record.status == status
         assert event.record.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(("status", "lost"), [
+    ("error", True), ("crashed", True), ("ok", False), ("incorrect", False),
+])  # fmt: skip
+def test_an_item_of_check_that_lost_the_device_is_the_last_of_its_process(
+    monkeypatch, status, lost
+):
+    monkeypatch.setattr(serving, "check_item", lambda *_: {"status": status, "reason": "it"})
+    monkeypatch.setattr(serving, "device_is_lost", lambda: True)
+    monkeypatch.setattr("os._exit", Mock(side_effect=SystemExit))
+    items = (CheckItem(Case(seq_len=8), "a"), CheckItem(Case(seq_len=8), "b"))
+    emitted: list[Any] = []
+    with pytest.raises(SystemExit) if lost else contextlib.nullcontext():
+        serving._serve(Check(items, 0), NoHeartbeat(), emitted.append)  # type: ignore[arg-type]
+    assert len(emitted) == (1 if lost else 2)
 
 
 class RefusingClock(HostClock):

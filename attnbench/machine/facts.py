@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import resource
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def environment(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
+        **(gpu_libraries() if device == "cuda" else {}),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "memory_bytes": memory_bytes,
@@ -50,6 +52,23 @@ def environment(device: str) -> dict[str, Any]:
         **{name: system[name] for name in _OF_THE_HOST},
         "allocator": host.allocator_policy() if device == "cpu" else None,
     }
+
+
+def gpu_libraries() -> dict[str, str | None]:
+    """Versions of what computes on a GPU; cuBLAS and Triton are asked of their packages."""
+    cudnn, found = torch.backends.cudnn.version(), {}  # type: ignore[no-untyped-call]
+    for distribution in metadata.distributions():
+        name = (distribution.name or "").replace("_", "-").lower()
+        if match := re.fullmatch(r"(?:nvidia-)?(cublas|triton|pytorch-triton)(?:-cu\d+)?", name):
+            found[match[1].removeprefix("pytorch-")] = distribution.version
+    text = None if cudnn is None else ".".join(map(str, _cudnn_version(cudnn)))
+    return {"cudnn": text, "cublas": found.get("cublas"), "triton": found.get("triton")}
+
+
+def _cudnn_version(number: int) -> tuple[int, int, int]:
+    """As 91002 is 9.10.2, and 8907 was 8.9.7."""
+    major = 10_000 if number >= 90_000 else 1000
+    return number // major, number % major // 100, number % 100
 
 
 # As torch names, in the text of its build settings, the libraries that multiply for it on CPU.

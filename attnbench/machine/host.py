@@ -31,7 +31,8 @@ _DRAINED = {True: False, False: True}  # by whether it is plugged in
 _CACHE_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # Variables that change threads and their places, allocations, instructions, or the device.
 _PREFIXES = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "TORCH_", "MALLOC_", "LD_PRELOAD",
-             "ATEN_", "ONEDNN_", "DNNL_", "GLIBC_", "CUDA_VISIBLE")  # fmt: skip
+             "ATEN_", "ONEDNN_", "DNNL_", "GLIBC_", "CUDA_VISIBLE", "CUDA_LAUNCH_BLOCKING",
+             "NVIDIA_TF32_OVERRIDE", "PYTORCH_", "CUBLAS_")  # fmt: skip
 
 # Variables that set how many threads libraries start, most of them as they are loaded, and the one
 # that lists as JSON what attnbench set of them.
@@ -119,7 +120,7 @@ def ranges(numbers: Sequence[int] | None) -> str | None:
 
 
 def thread_env() -> dict[str, str]:
-    """The environment variables that are set and rule threads, malloc, instructions, device.
+    """The environment variables that are set and rule threads, allocators, instructions, device.
 
     Without the numbers of threads that attnbench set.
     """

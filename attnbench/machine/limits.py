@@ -128,6 +128,7 @@ def suspect(
     if not time_us or not (work or bytes_min):
         return None  # no work that a limit could be applied to
     known, measured = peaks_of(environment.get("device_name")), ceilings_of(environment, threads)
+    cache_bytes = measured.cache_bytes or (known[1].cache_bytes if known else None)
     if measured.cached and not cached:
         measured = Ceilings()
     most = ABOVE_KEPT if cached else WELL_ABOVE
@@ -141,7 +142,6 @@ def suspect(
         )
     if not peak and reached and rate > most * reached:
         return _beyond(rate, "TFLOP/s executed", "large matmul", reached)
-    cache_bytes = known[1].cache_bytes if known else measured.cache_bytes
     if cache_bytes is None or bytes_min <= cache_bytes:
         return None
     if known and gbps > 1e3 * known[1].memory_tbps:

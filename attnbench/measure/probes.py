@@ -50,7 +50,7 @@ class Profiled:
 
     result: Any
     peak_bytes: int | None = None
-    kept_bytes: int = 0
+    kept_bytes: int | None = 0
     kernels: tuple[str, ...] | None = None
     kernel_count: int | None = None
     ops: tuple[str, ...] = ()
@@ -118,15 +118,16 @@ def _profile_on_gpu(call: Callable[[], Any], device: str) -> Profiled:
     )
 
 
-def call_at_peak(call: Callable[[], Any]) -> tuple[Any, int]:
+def call_at_peak(call: Callable[[], Any]) -> tuple[Any, int | None]:
     """Run `call` once on CUDA; return its result, and how many bytes it had allocated at once.
 
-    As requested, before the caching allocator rounds them: its own statistics say so.
+    As requested, before the caching allocator rounds them: its own statistics say so. None where
+    an allocator keeps none (cudaMallocAsync, or no caching).
     """
     return _on_cuda(call, "peak")
 
 
-def _on_cuda(call: Callable[[], Any], of: str) -> tuple[Any, int]:
+def _on_cuda(call: Callable[[], Any], of: str) -> tuple[Any, int | None]:
     """The result of a call, and the `peak` or `current` bytes it has allocated."""
     make_matmul_workspaces()
     with collector_off():
@@ -135,7 +136,8 @@ def _on_cuda(call: Callable[[], Any], of: str) -> tuple[Any, int]:
         before = _cuda_requested("current")
         result = call()
         torch.cuda.synchronize()
-        return result, _cuda_requested(of) - before
+        after = _cuda_requested(of)  # 0 while inputs are alive: nobody counts
+        return result, after - before if after else None
 
 
 def call_kept(call: Callable[[], Any], device: str) -> Profiled:

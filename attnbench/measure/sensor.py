@@ -71,7 +71,7 @@ def _within(low: float, high: float, scale: float = 1.0) -> Callable[[Any], floa
     return convert
 
 
-# By field of a reading (and two questions more): a function of NVML, what follows the device, and
+# By field of a reading (and others): a function of NVML, what follows the device, and
 # how the answer is converted. Of two names of a function the older one, which all drivers keep.
 _QUERIES: dict[str, tuple[str, tuple[int, ...], Callable[[Any], Any]]] = {
     "sm_mhz": ("nvmlDeviceGetClockInfo", (_SM_CLOCK,), _within(0, 10_000)),
@@ -80,9 +80,11 @@ _QUERIES: dict[str, tuple[str, tuple[int, ...], Callable[[Any], Any]]] = {
     "throttle": ("nvmlDeviceGetCurrentClocksThrottleReasons", (), _throttle),
     "energy_mj": ("nvmlDeviceGetTotalEnergyConsumption", (), int),
     "compute_mode": ("nvmlDeviceGetComputeMode", (), _COMPUTE_MODES.__getitem__),
+    "power_limit_w": ("nvmlDeviceGetEnforcedPowerLimit", (), _within(0, 10_000, scale=1e-3)),
+    "max_sm_mhz": ("nvmlDeviceGetMaxClockInfo", (_SM_CLOCK,), _within(0, 10_000)),
 }
 # Of a MIG instance its GPU is asked: its clocks and its heat are the instance's, but not these.
-_NOT_OF_AN_INSTANCE = ("power_w", "energy_mj")
+_NOT_OF_AN_INSTANCE = ("power_w", "energy_mj", "power_limit_w")
 
 
 class GpuSensor:
@@ -141,6 +143,10 @@ class GpuSensor:
     def compute_mode(self) -> str | None:
         """`default`: it serves any processes; `exclusive process`; `prohibited`; or None."""
         return cast(str | None, self._ask("compute_mode"))
+
+    def limits(self) -> dict[str, float | None]:
+        """The enforced power limit in W and the highest clock of the SMs in MHz."""
+        return {name: self._ask(name) for name in ("power_limit_w", "max_sm_mhz")}
 
     def driver(self) -> str | None:
         """The version of the driver, or None."""

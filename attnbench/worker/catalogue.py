@@ -53,6 +53,7 @@ def _environment(device: str) -> dict[str, Any]:
     if device == "cuda":
         sensor = GpuSensor.open()
         found |= {"compute_mode": sensor.compute_mode(), "driver": sensor.driver()}
+        found |= sensor.limits()
         sensor.close()
     return found
 

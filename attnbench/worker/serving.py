@@ -188,7 +188,7 @@ def _measure(request: messages.Measure, heartbeat: messages.Heartbeat, emit: Emi
 def _end_if_lost(status: str, clock: Clock | None = None) -> None:
     """Leave the rest to a fresh process if this one has lost the device, a setting or its clock."""
     broken = clock is not None and clock.broken
-    if broken or (status == "crashed" and device_is_lost()) or state.beyond_repair():
+    if broken or (status in ("crashed", "error") and device_is_lost()) or state.beyond_repair():
         os._exit(_LOST)
 
 

@@ -273,7 +273,8 @@ class Trial:
                 self._brief = kernels_of(profiled) | self._memory(result, profiled.peak_bytes)
             storages = {probes.address(x): x.untyped_storage() for x in leaves(result)}
             own = sum(storage.nbytes() for at, storage in storages.items() if at not in inputs)
-            self.metrics["memory_retained_bytes"] = max(0, kept_bytes - own)
+            kept_bytes = kept_bytes if kept_bytes is None else max(0, kept_bytes - own)
+            self.metrics["memory_retained_bytes"] = kept_bytes
         else:
             result = poisoned_call()
         if first and self.impl.compiles:
@@ -502,7 +503,7 @@ class Trial:
     def _memory(self, result: Any, peak_bytes: int | None) -> dict[str, Any]:
         inputs = sum(x.nbytes for x in self.tensors.values())
         outputs = sum(x.nbytes for x in leaves(result))
-        held = inputs + self.metrics["memory_prepared_bytes"]
+        held = inputs + (self.metrics["memory_prepared_bytes"] or 0)
         return {
             "memory_inputs_bytes": inputs,
             "memory_outputs_bytes": outputs,
@@ -632,11 +633,14 @@ def classify(err: Exception, stage: str) -> tuple[Status, str]:
     return "error", f"{stage}: {type(err).__name__}: {text}"
 
 
+_NO_MEMORY = ("DefaultCPUAllocator", "out of memory", "can't allocate", "size calculation",
+              "ALLOC_FAILED", "ALLOCATION_FAILED", "insufficient workspace")  # fmt: skip
+
+
 def _out_of_memory(err: BaseException) -> bool:
-    """True for Python's, the CPU allocator's and CUDA's out-of-memory errors."""
+    """True for out-of-memory errors of Python, of torch's allocators, of cuBLAS and of cuDNN."""
     if isinstance(err, (MemoryError, torch.cuda.OutOfMemoryError)):
         return True
     return isinstance(err, RuntimeError) and any(
-        text in " ".join(map(str, err.args))
-        for text in ("DefaultCPUAllocator", "out of memory", "can't allocate", "size calculation")
+        text in " ".join(map(str, err.args)) for text in _NO_MEMORY
     )

@@ -24,7 +24,8 @@ from attnbench.theory.traits import case_label
 FILE = "history.jsonl"
 MACHINE = ("device", "device_name", "cores")  # another one is another series
 FACTS = (  # of its environment and settings: what a change in time may come from
-    "attnbench", "torch", "cuda", "driver", "python", "platform", "threads", "blas",
+    "attnbench", "torch", "cuda", "cudnn", "cublas", "triton", "driver", "power_limit_w",
+    "max_sm_mhz", "python", "platform", "threads", "blas",
     "cpu_capability", "matmul_precision", "allocator", "thread_env", "affinity", "cpu_quota",
     "governor", "smt", "thp", "hypervisor", "processes", "min_time_s", "max_time_s", "l2", "timer",
 )  # fmt: skip

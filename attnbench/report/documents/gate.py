@@ -40,7 +40,7 @@ PROMISE = (
     " are independent and their bias is within the margin."
 )
 FORWARD = "only the forward pass was compared: --passes both has the backward, too"
-_LIBRARIES = ("torch", "cuda", "driver", "python", "blas", "cpu_capability")  # said first
+_LIBRARIES = ("torch", "cuda", "cudnn", "driver", "python", "blas", "cpu_capability")  # said first
 SUITE = "attnbench gate"
 MOST_PROFILES = 3  # commands that are printed
 MOST_DIFFERENCES = 8  # of environments, in one line
