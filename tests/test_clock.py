@@ -2,7 +2,10 @@
 
 import inspect
 import itertools
+import math
+import random
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +19,10 @@ from attnbench.measure import clock as clocks
 from attnbench.measure.clock import CaptureError, CudaClock, GraphClock, HostClock, clock_for
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record
+from attnbench.store.runs import load_run
 from tests import fakegpu
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
 @pytest.fixture
@@ -131,11 +137,16 @@ def kernels(gpu, count, host_us, device_us):
     return call
 
 
-def bound(batch):
+def bound(batch, count=None):
     sample = Sample(round=0, position=0, calls=1, **structs.asdict(batch))
     cell = Cell(case=Case(device="cuda"), impl="mine")
     return launch_bound(
-        Record(cell=cell, status="ok", samples=(sample,), metrics=structs.asdict(batch))
+        Record(
+            cell=cell,
+            status="ok",
+            samples=(sample,),
+            metrics=structs.asdict(batch) | {"kernel_count": count},
+        )
     )
 
 
@@ -205,8 +216,44 @@ def test_a_host_that_waits_for_the_device_does_not_set_its_pace(gpu, l2):
     batch = CudaClock(l2).batch(kernels(gpu, 50_000, 5.0, 6.0), 1)
     assert batch.enqueue_us is not None
     assert batch.enqueue_us > 0.97 * batch.time_us
-    assert not bound(batch)
-    assert bound(CudaClock(l2).batch(kernels(gpu, 50_000, 5.0, 4.0), 1))
+    assert not bound(batch, 50_000)
+    assert bound(CudaClock(l2).batch(kernels(gpu, 50_000, 5.0, 4.0), 1), 50_000)
+
+
+def test_of_cells_whose_host_is_slow_those_are_marked_that_take_a_tenth_too_long(monkeypatch):
+    """300 calls of 1 to 6000 launches, issued in 5 to 80 µs each; kernels take 1.5 to 400 µs."""
+    rng, marked, late = random.Random(1), [], []
+    for _ in range(300):
+        gpu = fakegpu.install(monkeypatch)
+        count, host_us, device_us, scatter = (
+            math.exp(rng.uniform(math.log(low), math.log(high)))
+            for low, high in ((1, 6000), (5, 80), (1.5, 400), (0.01, 1.2))
+        )
+        kernels_us = [device_us * math.exp(rng.gauss(0, scatter)) for _ in range(round(count))]
+
+        def call(gpu=gpu, kernels_us=kernels_us, host_us=host_us):
+            for us in kernels_us:
+                gpu.launch("call", device_us=us, host_us=host_us * math.exp(rng.gauss(0, 0.3)))
+
+        clock = CudaClock(rng.choice(["cold", "warm"]))
+        batch = clock.batch(call, 1)
+        late.append(batch.time_us > 1.1 * sum(kernels_us))
+        marked.append(bound(batch, len(kernels_us)))
+    of_late = [mark for mark, is_late in zip(marked, late, strict=True) if is_late]
+    assert len(of_late) > 30
+    assert sum(of_late) >= 0.95 * len(of_late)
+    assert sum(marked) - sum(of_late) <= 0.03 * (len(late) - len(of_late))
+
+
+@pytest.mark.parametrize(("run", "workload", "pass_", "count"), [
+    ("decode-h200", "decode", "forward", 0), ("gpu-h200", "decode", "forward", 9),
+    ("gpu-h200", "attention", "both", 7), ("gpu-h200", "attention", "forward", 2),
+])  # fmt: skip
+def test_cells_of_the_h200_whose_time_was_the_hosts_are_marked(run, workload, pass_, count):
+    """In gpu-h200 nine decode steps take 1.12 to 2.44 times as long as in decode-h200."""
+    records = load_run(RESULTS / run).records
+    of = [r for r in records if (r.cell.case.workload, r.cell.case.pass_) == (workload, pass_)]
+    assert sum(map(launch_bound, of)) == count
 
 
 def in_some(calls, happens, call):
