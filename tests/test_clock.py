@@ -220,6 +220,34 @@ def test_a_host_that_waits_for_the_device_does_not_set_its_pace(gpu, l2):
     assert bound(CudaClock(l2).batch(kernels(gpu, 50_000, 5.0, 4.0), 1), 50_000)
 
 
+@pytest.mark.parametrize(("device_us", "flushes"), [(50.0, 4), (5.0, 1)])
+@pytest.mark.parametrize("make", [CudaClock, GraphClock])
+def test_a_generation_finds_a_cold_cache_at_each_step_that_is_not_too_short(
+    gpu, make, device_us, flushes
+):
+    step = kernels(gpu, 1, 3.0, device_us)
+
+    class Generation:
+        steps = (step,) * 4
+
+        def __call__(self):
+            for each in self.steps:
+                each()
+
+    clock, call = make("cold"), Generation()
+    clock.batch(call, 1)
+    del gpu.log[:]
+    batch = clock.batch(call, 1)
+    assert batch.time_us == pytest.approx(4 * device_us, abs=4)
+    words = [word for word in gpu.log if word in ("flush", "call")]
+    alone = ["flush", *["call"] * 4]  # what a call takes from end to end
+    each = ["flush", "call"] * 4
+    if make is GraphClock:
+        assert words == each + alone
+    else:
+        assert words == alone + (each if flushes == 4 else alone)
+
+
 def test_of_cells_whose_host_is_slow_those_are_marked_that_take_a_tenth_too_long(monkeypatch):
     """300 calls of 1 to 6000 launches, issued in 5 to 80 µs each; kernels take 1.5 to 400 µs."""
     rng, marked, late = random.Random(1), [], []

@@ -20,11 +20,17 @@ ANSWERS = {
     "nvmlDeviceGetComputeMode": 0,
     "nvmlDeviceGetEnforcedPowerLimit": 700_000,
     "nvmlDeviceGetMaxClockInfo": 1980,
+    "nvmlDeviceGetViolationStatus": SimpleNamespace(referenceTime=9, violationTime=2_500_000),
     "nvmlSystemGetDriverVersion": "570.86.10",
     "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": "the whole gpu",
 }
 WHOLE = GpuReading(
-    sm_mhz=1755.0, power_w=400.0, temperature_c=61.0, throttle=frozenset({"power cap"})
+    sm_mhz=1755.0,
+    power_w=400.0,
+    temperature_c=61.0,
+    throttle=frozenset({"power cap"}),
+    power_held_us=2500.0,
+    heat_held_us=2500.0,
 )
 
 

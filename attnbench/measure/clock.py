@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain, cycle, repeat
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -34,11 +34,16 @@ _COVER, _MOST_SPIN_US, NEGLIGIBLE = 1.5, 3000.0, 1e-3
 # Of the host's part in cold calls: more than twice the median and so much is an interruption.
 _INTERRUPTED_US = 20.0
 _TRIAL_CYCLES = 100_000  # well above the few µs that starting a kernel takes, on any GPU
+LEAST_STEP_US = 20.0  # on CUDA: what is shorter loses itself in its pair of events
 _WARM_UPS = 3  # before a capture, as torch's documentation on graphs does
 
 
 class Clock(Protocol):
-    """Times batches of calls."""
+    """Times batches of calls.
+
+    A call may have `steps`, callables that one after the other make it, as a generation has. By a
+    cold clock each step finds a cold cache, on CUDA if it takes `LEAST_STEP_US` or more.
+    """
 
     l2: L2
     timer: Timer
@@ -88,8 +93,7 @@ class Flush:
 class HostClock(Clock):
     """perf_counter_ns, for CPU, where a call returns when it is done.
 
-    Warm: around a bare loop. Cold: around each call, behind a flush that is not timed; of a call
-    with `steps`, callables that one after the other make it, around each step.
+    Warm: around a bare loop. Cold: around each call or step, behind a flush that is not timed.
     """
 
     timer: Timer = "host"
@@ -113,7 +117,7 @@ class HostClock(Clock):
                 call()
             elapsed_ns, worked_ns = now_ns() - begin, cpu_ns() - cpu_begin
         else:
-            steps = getattr(call, "steps", (call,))
+            steps = steps_of(call)
             elapsed_ns, worked_ns, readings = 0, 0, calls * len(steps)
             for step in chain.from_iterable(repeat(steps, calls)):
                 self._flush()
@@ -131,6 +135,11 @@ class HostClock(Clock):
             e2e_us=elapsed_us,
             cpu_us=min(elapsed_us, worked_us) if knows and worked_us > 0 else None,
         )
+
+
+def steps_of(call: Call) -> Sequence[Call]:
+    """What a call consists of: itself, if not of steps."""
+    return getattr(call, "steps", (call,))
 
 
 def _waits() -> int | None:
@@ -177,20 +186,24 @@ class CudaClock(Clock):
         """
         alone, ahead_us = self._alone(call)
         issue_us = alone.enqueue_us or 0.0
-        if calls == 1 and issue_us <= NEGLIGIBLE * alone.time_us:
+        steps: Sequence[Call] = (call,)
+        if self._flush and alone.time_us >= LEAST_STEP_US * len(steps_of(call)):
+            steps = steps_of(call)
+        if calls == len(steps) == 1 and issue_us <= NEGLIGIBLE * alone.time_us:
             return alone
-        together = calls if self._flush is None else 1  # calls between two events
+        together = calls if self._flush is None else 1  # calls or steps between two events
+        issue_us /= len(steps)
         least_us = together * issue_us
         spin_us = min(_COVER * least_us - ahead_us, _MOST_SPIN_US)
         cycles = math.ceil(spin_us * self._cycles_per_us()) if spin_us > 0 else 0
         pairs: list[tuple[float, ...]] = []  # what each pair of events says, after the host's time
         exposed = 0  # pairs whose call the device reached before all of it was issued
-        for _ in repeat(None, calls // together):
+        for step in chain.from_iterable(repeat(steps, calls // together)):
             first = now_ns()
             submitted_us = self._submit_front(cycles)
             begin = now_ns()
             for _ in repeat(None, together):
-                call()
+                step()
             issue_us = (now_ns() - begin) / 1000
             self._end.record()
             host_us = (now_ns() - first) / 1000
@@ -209,7 +222,8 @@ class CudaClock(Clock):
             most_us = 2 * median(pair[0] for pair in pairs) + _INTERRUPTED_US
         kept = [pair for pair in pairs if pair[0] <= most_us]  # more than half of them
         _, *sums = map(sum, zip(*kept, strict=True))
-        stream_us, issue_us, hidden_us = (us / len(kept) / together for us in sums)
+        each = len(kept) * together / len(steps)  # calls in the sums
+        stream_us, issue_us, hidden_us = (us / each for us in sums)
         return Batch(
             time_us=stream_us,
             e2e_us=alone.e2e_us,
@@ -345,17 +359,19 @@ class GraphClock(Clock):
                 call()
             torch.cuda.synchronize()
             together = calls if self._flush is None else 1  # calls between two events
-            pairs = [(_external_event(), _external_event()) for _ in range(calls // together)]
+            steps = steps_of(call) if self._flush else (call,)
+            count = calls // together * len(steps)
+            pairs = [(_external_event(), _external_event()) for _ in range(count)]
             graph = torch.cuda.CUDAGraph()
             alone = torch.cuda.CUDAGraph()
             try:
                 with torch.cuda.graph(graph, stream=stream):
-                    for begin, end in pairs:
+                    for (begin, end), step in zip(pairs, cycle(steps), strict=False):
                         # What was measured before may have left other things in the cache.
                         (self._flush or call)()
                         begin.record()
                         for _ in repeat(None, together):
-                            call()
+                            step()
                         end.record()
                 # Never replayed at the same time: they may share memory.
                 with torch.cuda.graph(alone, pool=graph.pool(), stream=stream):

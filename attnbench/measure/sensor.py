@@ -20,6 +20,7 @@ import torch
 from attnbench.base.stats import median
 
 _SM_CLOCK, _CORE_SENSOR = 1, 0  # NVML_CLOCK_SM, NVML_TEMPERATURE_GPU
+_BY_POWER, _BY_HEAT = 0, 1  # NVML_PERF_POLICY_POWER, _THERMAL
 
 POWER_CAP, THERMAL, SLOWDOWN = "power cap", "thermal", "hardware slowdown"
 # Bits of nvmlClocksEventReasons (nvmlClocksThrottleReasons of old), which are part of NVML's ABI.
@@ -46,17 +47,24 @@ class GpuReading:
 
     `sm_mhz` and `power_w` are what NVML reports now, which it averages over as much as a second.
     `throttle` holds why the clock is held down, in plain words; empty where nothing does.
+    `power_held_us` and `heat_held_us` add up how long power and heat have held it down so far.
     """
 
     sm_mhz: float | None = None
     power_w: float | None = None
     temperature_c: float | None = None
     throttle: frozenset[str] | None = None
+    power_held_us: float | None = None
+    heat_held_us: float | None = None
 
 
 def _throttle(bits: Any) -> frozenset[str]:
     found = {1 << bit for bit in range(64) if int(bits) >> bit & 1}
     return frozenset(_REASONS.get(bit, f"reason {bit:#x}") for bit in found)
+
+
+def _held_us(status: Any) -> float:
+    return float(status.violationTime) / 1000
 
 
 def _within(low: float, high: float, scale: float = 1.0) -> Callable[[Any], float]:
@@ -78,6 +86,8 @@ _QUERIES: dict[str, tuple[str, tuple[int, ...], Callable[[Any], Any]]] = {
     "power_w": ("nvmlDeviceGetPowerUsage", (), _within(0, 10_000, scale=1e-3)),
     "temperature_c": ("nvmlDeviceGetTemperature", (_CORE_SENSOR,), _within(-50, 200)),
     "throttle": ("nvmlDeviceGetCurrentClocksThrottleReasons", (), _throttle),
+    "power_held_us": ("nvmlDeviceGetViolationStatus", (_BY_POWER,), _held_us),
+    "heat_held_us": ("nvmlDeviceGetViolationStatus", (_BY_HEAT,), _held_us),
     "energy_mj": ("nvmlDeviceGetTotalEnergyConsumption", (), int),
     "compute_mode": ("nvmlDeviceGetComputeMode", (), _COMPUTE_MODES.__getitem__),
     "power_limit_w": ("nvmlDeviceGetEnforcedPowerLimit", (), _within(0, 10_000, scale=1e-3)),

@@ -20,7 +20,7 @@ from attnbench.base import units
 from attnbench.base.sample import FULL_SPEED
 from attnbench.base.stats import median
 from attnbench.machine import host, state
-from attnbench.measure.clock import Clock, clock_for
+from attnbench.measure.clock import LEAST_STEP_US, Clock, clock_for, steps_of
 from attnbench.measure.engine import Measurement
 from attnbench.measure.race import Race
 from attnbench.measure.sampling import StoppingRule, Target, forget_compiled, uneven
@@ -267,7 +267,8 @@ def timed_record(
     if target.error is not None:
         trial.fail("samples", target.error)
         return trial.record()
-    trial.metrics |= {"l2": instruments.clock.l2, "timer": instruments.clock.timer}
+    clock = instruments.clock
+    trial.metrics |= {"l2": _cold_or_warm(trial, target, clock), "timer": clock.timer}
     if instruments.clock.l2 == "cold" and instruments.clock.timer == "host":
         trial.metrics["warm_us"] = trial.warm_us()
     if trial.shortest:
@@ -309,6 +310,14 @@ def timed_record(
     return trial.record(target.samples)
 
 
+def _cold_or_warm(trial: Trial, target: Target, clock: Clock) -> str:
+    """What the cache was before each call, or before each step of it."""
+    if (clock.l2, clock.timer) != ("cold", "events") or trial.bound is None:
+        return clock.l2
+    steps, each_us = len(steps_of(trial.bound.call)), target.each_us
+    return "cold first step" if steps > 1 and each_us < LEAST_STEP_US * steps else clock.l2
+
+
 def _gpu(target: Target) -> dict[str, Any]:
     """What the GPU said after the samples, averaged; nothing on CPU or where it says nothing."""
     kept = [sample for sample in target.samples if sample.discarded is None]
@@ -324,6 +333,9 @@ def _gpu(target: Target) -> dict[str, Any]:
         "power_state": power_state(readings),
         "throttle": ", ".join(shares) or None,
     }
+    for name in ("power_held_us", "heat_held_us"):  # from the first reading to the last
+        held = [us for reading in readings if (us := getattr(reading, name)) is not None]
+        metrics[name] = held[-1] - held[0] if held else None
     return {name: value for name, value in metrics.items() if value is not None}
 
 
