@@ -12,12 +12,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from attnbench.api import Implementation, dense_mask
 from attnbench.api.bias import BY_DISTANCE
+from attnbench.machine.facts import gpu_libraries
 from attnbench.schema.case import Case
 from attnbench.schema.mask import FULL
 from attnbench.schema.position import NONE
@@ -86,7 +88,14 @@ def fault_of(
         return fault | {"explained": ["heads-after-rows"] if swapped else []}
     got = got.detach().double()
     fault |= _where(name, got, value, allowed)
-    return fault | _why(case, tensors, name, got, value, allowed, before, impl)
+    fault |= _why(case, tensors, name, got, value, allowed, before, impl)
+    if fault["explained"] == ["blind-see-all"] and impl and Path(impl.file).name == "sdpa.py":
+        libraries = {"torch": torch.__version__, "cuDNN": gpu_libraries()["cudnn"]}
+        said = ", ".join(
+            f"{library} {version}" for library, version in libraries.items() if version
+        )
+        return fault | {"explained": ["blind-sdpa"], "versions": said}
+    return fault
 
 
 def _where(name: str, got: torch.Tensor, value: torch.Tensor, allowed: Size) -> dict[str, Any]:
