@@ -1,7 +1,8 @@
 """attnbench: benchmark and profile attention implementations.
 
 `attnbench.get(name)` calls an implementation on tensors, `attnbench.advise(...)` says which is best
-for your calls, `attnbench.sweep(...)` measures and gives a DataFrame, `attnbench.load(run)` that of
+for your calls, `with attnbench.capture() as seen:` which calls your program makes,
+`attnbench.sweep(...)` measures and gives a DataFrame, `attnbench.load(run)` that of
 a stored run, `attnbench.report(run)` says what it shows. Each loads what it needs when called.
 """
 
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from attnbench.api.direct import get
+    from attnbench.capturing import capture
     from attnbench.report.document import Document
 
-__all__ = ["__version__", "advise", "get", "load", "report", "sweep"]
+__all__ = ["__version__", "advise", "capture", "get", "load", "report", "sweep"]
 _NO_SETTINGS = ("files", "replace", "root", "other_root", "python", "lent")  # those of the gate
 if not TYPE_CHECKING:
 
@@ -33,6 +35,8 @@ if not TYPE_CHECKING:
             return import_module("attnbench.report")
         if name == "get":  # with torch
             return import_module("attnbench.api.direct").get
+        if name == "capture":  # with torch
+            return import_module("attnbench.capturing").capture
         raise AttributeError(f"attnbench has no {name!r}; it has: {', '.join(__all__)}", name=name)
 
 

@@ -1,0 +1,28 @@
+"""Inside a user's program: which attention it calls, as a case list; no result changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from attnbench.capturing import hooks
+from attnbench.capturing.calls import Seen
+
+
+@contextmanager
+def capture(*, places: bool = True) -> Iterator[Seen]:
+    """Count the attention that is called meanwhile, in all threads.
+
+    Of each distinct call: sizes, dtype, layout, the mask by its content, how often, and with
+    `places` the lines that made it. `.cases` is the case list; `.save(path)` writes it for
+    `attnbench advise --cases` and `sweep --cases`. Seen are `F.scaled_dot_product_attention` under
+    any name, `nn.MultiheadAttention` and `nn.TransformerEncoder` with their fast paths, and what
+    transformers dispatches; not what compiled regions call. No tensor is kept, no result changes,
+    and names are restored at the end.
+    """
+    seen = Seen(places)
+    hooks.start(seen)
+    try:
+        yield seen
+    finally:
+        hooks.stop(seen)

@@ -1,0 +1,287 @@
+"""Hooks on what calls attention: in place while a capture is active, and taken out after it.
+
+No result changes: no mode and no module hook, which turn fast paths off, and what tests a function
+by identity sees the original under its name.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib.abc
+import importlib.util
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import CellType, FrameType, ModuleType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from attnbench.capturing import describing
+from attnbench.capturing.calls import Seen
+
+_ACTIVE: list[Seen] = []
+_LOCK = threading.RLock()
+_MODELS = "transformers.modeling_utils"
+
+
+@dataclass
+class _Outer:
+    """What a call of SDPA is inside of: of transformers with q, k and v before it reshapes them."""
+
+    op: str
+    qkv: tuple[Any, Any, Any] | None = None
+    inner: int = 0
+    frame: FrameType | None = None
+
+
+class _Here(threading.local):
+    """What this thread is inside of."""
+
+    outer: _Outer | None = None
+    busy = False
+
+
+_here = _Here()
+
+
+class Hook:
+    """Stands in for one function of torch; an object, as a builtin does not bind to classes."""
+
+    def __init__(self, module: ModuleType, name: str, describe: describing.Describe) -> None:
+        self.original = getattr(module, name)
+        self.describe, self.place = describe, (module, name)
+        self.__name__ = self.__qualname__ = name
+        self.__module__, self.__doc__ = module.__name__, self.original.__doc__
+
+    def __reduce__(self) -> str:
+        return self.__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the original, and count the call."""
+        if torch.compiler.is_compiling() or not _ACTIVE or _here.busy:
+            return self.original(*args, **kwargs)
+        if self.__name__ == "multi_head_attention_forward":
+            return _nested(_Outer("MultiheadAttention"), self.original, self.describe, args, kwargs)
+        outer = _here.outer
+        if outer is not None:
+            outer.inner += 1
+        tensors = args + tuple(kwargs.values())
+        if torch.overrides.has_torch_function(tensors):
+            return self._overridden(outer, args, kwargs)
+        _end_if_asked()
+        began_s = time.perf_counter()
+        out = self.original(*args, **kwargs)
+        _record(self.describe, args, kwargs, out, time.perf_counter() - began_s, outer)
+        return out
+
+    def _overridden(
+        self, outer: _Outer | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call that a subclass or a mode handles, which may compare the function by identity."""
+        mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+        call = self.original
+        bias = sys.modules.get("torch.nn.attention.bias")
+        if bias and isinstance(mask, bias.CausalBias) and not torch._C._len_torch_function_stack():
+            call = type(mask)._dispatch
+        _here.busy = True
+        began_s = time.perf_counter()
+        try:
+            with _plain_names(self) if call is self.original else _unchanged():
+                out = call(*args, **kwargs)
+        finally:
+            _here.busy = False
+        _record(self.describe, args, kwargs, out, time.perf_counter() - began_s, outer)
+        return out
+
+
+@contextmanager
+def _unchanged() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _plain_names(hook: Hook) -> Iterator[None]:
+    """The original under its own name; other threads wait with such calls, or go uncounted."""
+    module, name = hook.place
+    with _LOCK:
+        setattr(module, name, hook.original)
+        try:
+            yield
+        finally:
+            setattr(module, name, hook)
+
+
+def _nested(
+    outer: _Outer, original: Any, describe: describing.Describe, args: Any, kwargs: Any
+) -> Any:
+    """Call what may call SDPA, in which case that counts; else describe it by its own arguments."""
+    _end_if_asked()
+    before, _here.outer = _here.outer, outer
+    began_s = time.perf_counter()
+    try:
+        out = original(*args, **kwargs)
+    finally:
+        _here.outer = before
+    if not outer.inner:
+        _record(describe, args, kwargs, out, time.perf_counter() - began_s, outer)
+    return out
+
+
+def _end_if_asked() -> None:
+    if any(seen.ends() for seen in _ACTIVE):
+        raise SystemExit(0)
+
+
+def _record(
+    describe: describing.Describe, args: Any, kwargs: Any, out: Any, time_s: float,
+    outer: _Outer | None,
+) -> None:  # fmt: skip
+    """Count a call; one that cannot be described is counted, too, and never fails the program."""
+    out = out[0] if isinstance(out, tuple) else out
+    frame = outer.frame if outer and outer.frame else sys._getframe(1)
+    _here.busy = True
+    for seen in tuple(_ACTIVE):
+        try:
+            if torch._C._get_tracing_state() is not None:
+                raise TypeError("jit.trace")
+            key, make, cache = describe(seen.fingerprints, out, outer, *args, **kwargs)
+
+            def made(make: Any = make) -> Any:
+                with torch.no_grad(), _disable_current_modes(), torch._C.DisableTorchFunction():
+                    return make()
+
+            seen.add(key, made, out, time_s, cache, frame)
+        except Exception as err:
+            seen.undescribed[f"{type(err).__name__}: {err}"[:100]] += 1
+            seen.count += 1
+    _here.busy = False
+
+
+_TARGETS: tuple[tuple[ModuleType, str, describing.Describe], ...] = (
+    (torch.nn.functional, "scaled_dot_product_attention", describing.sdpa),
+    (torch.nn.functional, "multi_head_attention_forward", describing.multi_head),
+    (torch, "_native_multi_head_attention", describing.native_multi_head),
+    (torch, "_transformer_encoder_layer_fwd", describing.encoder_layer),
+)
+_hooks: list[Hook] = []
+
+
+def start(seen: Seen) -> None:
+    """Count the calls of all threads in `seen` from now on."""
+    with _LOCK:
+        if not _ACTIVE:
+            if not _hooks:
+                _hooks.extend(Hook(*target) for target in _TARGETS)
+                builtins = importlib.import_module("torch.jit._builtins")
+                builtins._register_builtin(_hooks[0], "aten::scaled_dot_product_attention")
+            for hook in _hooks:
+                _rebind(hook.original, hook, hook)
+            sys.meta_path.insert(0, _FINDER)
+            _wrap_registry()
+        _ACTIVE.append(seen)
+
+
+def stop(seen: Seen) -> None:
+    """Count no more; with the last capture every name has its function again."""
+    with _LOCK:
+        _ACTIVE.remove(seen)
+        seen.ended_s = time.perf_counter()
+        if not _ACTIVE:
+            sys.meta_path.remove(_FINDER)
+            for hook in _hooks:
+                _rebind(hook, hook.original, hook)
+            _unwrap_registry()
+
+
+def _rebind(old: Any, new: Any, hook: Hook) -> None:
+    """Exchange a function wherever modules, classes, objects, dicts or closures hold it."""
+    for holder in gc.get_referrers(old):
+        if isinstance(holder, CellType):
+            holder.cell_contents = new
+            continue
+        holder = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
+        if isinstance(holder, dict) and holder is not vars(hook):
+            for name, value in tuple(holder.items()):  # no closure: its cell would hold `old`
+                if value is old:
+                    holder[name] = new
+                    for owner in gc.get_referrers(holder) if "__module__" in holder else ():
+                        if isinstance(owner, type):  # clears what it keeps of its attributes
+                            setattr(owner, name, new)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Wraps transformers' registry as soon as the program imports it; imports nothing itself."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name != _MODELS:
+            return None
+        sys.meta_path.remove(self)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            sys.meta_path.insert(0, self)
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            _wrap_registry(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+_FINDER = _Finder()
+_registry: list[tuple[type, str, Any]] = []
+
+
+def _wrap_registry(module: Any = None) -> None:
+    """Decorate what the registry returns: so `eager`, which is not in it, is seen as well."""
+    module = module or sys.modules.get(_MODELS)
+    interface = getattr(module, "AttentionInterface", None)
+    if interface is None or _registry or getattr(module, "__spec__", None) is None:
+        return
+    name = "get_interface" if hasattr(interface, "get_interface") else "__getitem__"
+    original = getattr(interface, name)
+
+    @functools.wraps(original)
+    def looked_up(*args: Any, **kwargs: Any) -> Any:
+        function = original(*args, **kwargs)
+        return function if torch.compiler.is_compiling() or not _ACTIVE else _wrapped(function)
+
+    _registry.append((interface, name, vars(interface).get(name)))
+    setattr(interface, name, looked_up)
+
+
+def _unwrap_registry() -> None:
+    for interface, name, original in _registry:
+        if original is None:
+            delattr(interface, name)
+        else:
+            setattr(interface, name, original)
+    _registry.clear()
+
+
+@functools.lru_cache(256)
+def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An attention function of transformers, counted."""
+    title = f"transformers {getattr(function, '__name__', 'attention').split('_attention')[0]}"
+    describe = functools.partial(describing.transformers, title, "eager" in title)
+
+    @functools.wraps(function)
+    def attention(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not _ACTIVE:
+            return function(*args, **kwargs)
+        named = (kwargs[name] for name in ("query", "key", "value") if name in kwargs)
+        q, k, v = (*args[1:4], *named)
+        outer = _Outer(title, (q, k, v), frame=sys._getframe(1))
+        return _nested(outer, function, describe, args, kwargs)
+
+    return attention

@@ -1,0 +1,161 @@
+"""What a mask tensor is, by its content: the text of `schema.mask`, or why it has none."""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from attnbench.errors import UsageError
+from attnbench.schema.mask import parse_mask
+
+_BLOCKED = -9999.0  # additive masks write -inf, the least finite number, or -10000
+_ROWS = 64
+_READ_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Found:
+    """`text` as `parse_mask` reads it over the first `keys` keys; `problem` is why it is no case's.
+
+    Keys past `keys` are seen by no query: those of a cache that is not full yet.
+    """
+
+    text: str
+    keys: int
+    problem: str = ""
+
+
+def classify(mask: torch.Tensor, queries: int, keys: int) -> Found:
+    """Tell a mask, broadcastable to (B, H, L, S), from 64 rows of L; 64 random ones must agree.
+
+    True or 0 lets a query see a key; False, -inf and what is below -9999 do not.
+    """
+    while mask.dim() < 4:
+        mask = mask[None]
+    if mask.dim() > 4 or (items := mask.shape[0]) * keys * _ROWS > 1 << 26:
+        return Found("full", keys, "a mask that is too large to read")
+    wide = mask.expand(items, mask.shape[1], queries, keys)
+    chosen = sorted({i * (queries - 1) // max(1, _ROWS - 1) for i in range(_ROWS)})
+    chosen += sorted(random.Random(queries).sample(range(queries), min(_ROWS, queries)))
+    rows = wide[:, :, chosen].detach().cpu()
+    if rows.dtype is not torch.bool:
+        if not ((rows == 0) | (rows < _BLOCKED)).all():
+            return Found("full", keys, "a bias")
+        rows = rows > _BLOCKED
+    other = f"a mask with {rows.float().mean().item():.1%} of pairs"
+    if (rows != rows[:, :1]).any():
+        return Found("full", keys, f"{other} that differs between heads")
+    counts = rows[:, 0].sum(-1)
+    if queries == 1:  # of a single query the order of keys changes nothing
+        lengths = counts[:, 0].tolist()
+        if max(lengths) == 0:
+            return Found("full", keys, other)
+        return Found(padding(lengths) if min(lengths) < keys else "full", keys)
+    firsts = rows[:, 0].byte().argmax(-1)
+    lasts = keys - rows[:, 0].flip(-1).byte().argmax(-1)
+    if ((counts > 0) & (lasts - firsts != counts)).any():
+        return Found("full", keys, other)
+    spans = {
+        (item, row): (first, last) if count else None
+        for item, *of_item in zip(range(items), *(x.tolist() for x in (firsts, lasts, counts)),
+                                  strict=True)
+        for row, first, last, count in zip(chosen, *of_item, strict=True)
+    }  # fmt: skip
+    for text, seen_keys in _candidates(spans, wide, queries, keys):
+        if _agrees(text, spans, queries, seen_keys):
+            return Found(text, seen_keys)
+    ends = {item: {s[1] for (i, _), s in spans.items() if i == item and s} for item in range(items)}
+    left = items > 1 or any(span and span[0] for span in spans.values())
+    if left and all(keys in seen for seen in ends.values()):
+        starts = {(i, s[0]) for (i, _), s in spans.items() if s}
+        if len(starts) == items:
+            return Found("full", keys, "padding on the left")
+    return Found("full", keys, other)
+
+
+def top_left(queries: int, keys: int) -> Found:
+    """SDPA's `is_causal`: query i sees keys 0 … i, which is `causal` over the first L keys."""
+    if queries > keys:
+        return Found("full", keys, "causal from the top left with more queries than keys")
+    return Found("full" if queries == 1 else "causal", queries)
+
+
+def padding(lengths: list[int], causal: bool = False) -> str:
+    """The mask of items of these lengths; one stands for all where they are equal."""
+    lengths = lengths[:1] if len(set(lengths)) == 1 else lengths
+    return f"padding:{'+'.join(map(str, lengths))}" + ":causal=1" * causal
+
+
+def _agrees(text: str, spans: dict[tuple[int, int], Any], queries: int, keys: int) -> bool:
+    try:
+        mask = parse_mask(text)
+    except UsageError:
+        return False
+    for (item, row), seen in spans.items():
+        first, last = mask.span(row, queries, keys, item)
+        if ((first, last) if first < last else None) != seen:
+            return False
+    return True
+
+
+def _candidates(
+    spans: dict[tuple[int, int], Any], wide: torch.Tensor, queries: int, keys: int
+) -> Iterator[tuple[str, int]]:
+    """Texts and keys to try, the plainest first."""
+    seen = [span for span in spans.values() if span]
+    if not seen:
+        return
+    for size in dict.fromkeys((keys, max(last for _, last in seen))):
+        yield "full", size
+        yield "causal", size
+        if (end := spans[0, queries - 1]) is not None:
+            yield f"window:{end[1] - end[0]}", size
+        if spans[0, 0] is not None:
+            yield f"prefix:{spans[0, 0][1]}", size
+    lengths = [0] * wide.shape[0]
+    for (item, _), span in spans.items():
+        lengths[item] = max(lengths[item], span[1] if span else 0)
+    if any(lengths):
+        yield padding(lengths), keys
+        yield padding(lengths, causal=True), keys
+    if queries == keys:  # where a document begins, its first query does not see the key before
+        before = wide[0, 0].diagonal(-1)
+        blocked = ~before if before.dtype is torch.bool else before < _BLOCKED
+        starts = [0, *(blocked.nonzero()[:, 0] + 1).tolist(), keys]
+        text = "+".join(str(b - a) for a, b in pairwise(starts))
+        yield f"document:{text}", keys
+        yield f"document:{text}:causal=0", keys
+
+
+class Fingerprints:
+    """What tells masks apart: their content, read once of a tensor that is not written to."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[Any, ...], tuple[weakref.ref[torch.Tensor], int]] = {}
+
+    def of(self, mask: Any) -> Any:
+        """A key that masks of equal content share, of large ones in up to 64 rows."""
+        if mask is None or not isinstance(mask, torch.Tensor):
+            return type(mask).__name__
+        if mask.is_cuda and torch.cuda.is_current_stream_capturing():
+            return "unread"
+        base = mask if mask._base is None else mask._base
+        version = None if mask.is_inference() else mask._version
+        place = (id(base), version, mask.data_ptr(), mask.shape, mask.stride(), mask.dtype)
+        kept = self._of.get(place)
+        if version is not None and kept is not None and kept[0]() is base:
+            return kept[1]
+        if len(self._of) > 256:
+            self._of.clear()
+        if mask.nbytes > _READ_BYTES and mask.dim() > 1:
+            mask = mask[..., :: -(-mask.shape[-2] // _ROWS), :]
+        rows = mask.detach().cpu().contiguous()
+        key = hash((rows.shape, rows.dtype, rows.view(torch.uint8).numpy().tobytes()))
+        self._of[place] = (weakref.ref(base), key)
+        return key
