@@ -27,7 +27,7 @@ VERSION = 1
 _SIZES = {"B": "batch", "H": "heads", "G": "kv_heads", "L": "seq_len", "S": "kv_len",
           "D": "head_dim", "V": "value_dim"}  # fmt: skip
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-_STEPS = 8  # groups that the growing caches of a generation are counted in
+_STEPS = 4  # groups that the growing caches of a generation are counted in
 
 
 @dataclass(frozen=True, kw_only=True)

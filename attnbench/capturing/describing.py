@@ -38,7 +38,7 @@ def sdpa(
 
     It repeats heads, and of a single query has those of a group as queries.
     """
-    op = outer.op if outer else "scaled_dot_product_attention"
+    op = outer.op if outer else "sdpa"
     q, k, v = (outer.qkv if outer else None) or (query, key, value)
     bias = getattr(attn_mask, "variant", None)  # of torch's CausalBias, a tensor without contents
     content = str(bias) if bias is not None else prints.of(attn_mask)
@@ -219,5 +219,5 @@ def encoder_layer(
     """The fast path of TransformerEncoderLayer, attention with all that follows it."""
     mask = rest[16] if len(rest) > 16 else mask
     mask_type = rest[17] if len(rest) > 17 else mask_type
-    op = "TransformerEncoderLayer, fast path"
+    op = "encoder layer, fast path"
     return _native(op, prints, out, src, src, embed_dim, num_heads, mask, mask_type)

@@ -15,6 +15,7 @@ import click
 
 from attnbench.base.signals import ENDING, end, handled
 from attnbench.cli.advise import advise
+from attnbench.cli.capture import capture
 from attnbench.cli.check import check
 from attnbench.cli.doctor import doctor
 from attnbench.cli.gate import gate
@@ -105,8 +106,8 @@ def main() -> None:
 
 
 _ALL = (
-    list_, advise, check, sweep, merge, report, export, verify, claims, compare, gate, profile,
-    history, doctor, docs,
+    list_, capture, advise, check, sweep, merge, report, export, verify, claims, compare, gate,
+    profile, history, doctor, docs,
 )  # fmt: skip
 for command in _ALL:
     main.add_command(command)

@@ -26,14 +26,16 @@ _KEYS |= {
     "lengths": Axis(field="lengths", flag="--lengths"),
 }
 _LENGTHS = Parameter(many=True)
+_CAPTURE = 1  # the version of a file of `attnbench capture`
 _BY_LENGTHS = {"batch_sizes", "seq_lens", "kv_lens", "masks"}
 
 
 def listed(texts: Iterable[str], file: Path | None, axes: Mapping[str, Any]) -> list[Axes]:
     """Read cases such as `B=2,L=1,S=1000,mask=causal,count=32`, and those of a file.
 
-    It is CSV with the keys in its first line, or a list of objects in JSON. `lengths=512+64` makes
-    two of one case: padded to the longest, and packed. The list is then called in either way.
+    It is CSV with the keys in its first line, a list of objects in JSON, or what `attnbench
+    capture` wrote. `lengths=512+64` makes two of one case: padded to the longest, and packed. The
+    list is then called in either way.
 
     Raises:
         UnknownNameError: a key that cases have not.
@@ -62,9 +64,16 @@ def _rows(file: Path) -> list[Any]:
     """The pairs of each case, a key as often as it is there."""
     try:
         text = files.read(file).decode("utf-8-sig")
-        if file.suffix == ".json":
+        if file.suffix == ".json" and text.lstrip().startswith("{"):
+            captured = json.loads(text)
+            if captured.get("capture") != _CAPTURE:
+                raise ValueError("it is not of a capture, or of another version")
+            rows: list[Any] = [
+                [pair for pair in case.items() if pair[0] != "call"] for case in captured["cases"]
+            ]
+        elif file.suffix == ".json":
             jsontext.decode(text, list[dict[str, Any]])
-            rows: list[Any] = json.loads(text, object_pairs_hook=list)
+            rows = json.loads(text, object_pairs_hook=list)
         else:
             head, *lines = [*csv.reader(io.StringIO(text), strict=True)] or [[]]
             if ";" in "".join(head):
@@ -72,7 +81,7 @@ def _rows(file: Path) -> list[Any]:
             rows = [[*zip_longest(head, row)] for row in lines if row]
     except OSError as err:
         raise UsageError(f"cannot read {file} (--cases): {err.strerror or err}") from err
-    except (ValueError, csv.Error) as err:
+    except (ValueError, KeyError, AttributeError, TypeError, csv.Error) as err:
         raise UsageError(f"{file} (--cases) is not a table or a list of objects: {err}") from err
     if not rows:
         raise UsageError(f"{file} (--cases) holds no cases")

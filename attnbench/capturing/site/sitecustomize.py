@@ -1,0 +1,73 @@
+"""Installs the hooks in the program of `attnbench capture`, as soon as it has imported torch.
+
+Its folder is first in PYTHONPATH. The program sees the environment and the path that it would have.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+import time
+from types import ModuleType
+from typing import Any
+
+_BEGAN_S = time.perf_counter()
+_ASKED = json.loads(os.environ.pop("ATTNBENCH_CAPTURE"))
+os.environ.pop("PYTHONPATH")
+if _ASKED["pythonpath"] is not None:
+    os.environ["PYTHONPATH"] = _ASKED["pythonpath"]
+sys.path.remove(os.path.dirname(__file__))
+
+
+class _OfTorch:
+    """Finds torch as others do, and starts the capture once it is imported."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(_OfTorch)
+        spec: Any = importlib.util.find_spec("torch")
+        if spec is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                _start()
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+def _start() -> None:
+    sys.path.append(_ASKED["root"])
+    try:
+        from attnbench.capturing import hooks
+        from attnbench.capturing.calls import Seen
+    except ImportError as err:
+        _write({"lacks": str(err)})
+        return
+    finally:
+        sys.path.remove(_ASKED["root"])
+    seen, pid = Seen(), os.getpid()
+    seen.most, seen.until_s = (_ASKED[key] or float("inf") for key in ("calls", "seconds"))
+    seen.began_s = _BEGAN_S
+    hooks.start(seen)
+    atexit.register(lambda: _write(seen.report()) if os.getpid() == pid else None)
+
+
+def _write(what: dict[str, Any]) -> None:
+    with open(_ASKED["file"], "w", encoding="utf-8") as out:
+        json.dump(what, out)
+
+
+_write({"lacks": ""})
+sys.meta_path.insert(0, _OfTorch)
+_next = importlib.machinery.PathFinder.find_spec("sitecustomize")  # that of the program's Python
+if _next is not None and _next.loader is not None:
+    sys.modules["sitecustomize"] = importlib.util.module_from_spec(_next)
+    _next.loader.exec_module(sys.modules["sitecustomize"])

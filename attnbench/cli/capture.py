@@ -1,0 +1,110 @@
+"""`attnbench capture`: run a program and say which attention it calls, as a case list."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+import attnbench
+from attnbench.base.jsontext import plain
+from attnbench.base.signals import handled
+from attnbench.cli.options import command_options
+from attnbench.errors import StoreError, UsageError
+
+_SITE = Path(attnbench.__file__).parent / "capturing" / "site"
+_LOOKED_FOR = (
+    "looked for scaled_dot_product_attention under any name, nn.MultiheadAttention,"
+    " nn.TransformerEncoder and the attention of transformers"
+)
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("program", nargs=-1, required=True, metavar="-- PROGRAM ARGS")
+@command_options("capture")
+def capture(program: tuple[str, ...], **options: Any) -> None:
+    """Run a program, such as `-- python my_model.py ARGS`, and list the attention it calls.
+
+    The program runs as it would: its output, input, arguments and exit code stay, its results do
+    not change. What was seen of it goes to standard error after its own, and as a case list into
+    the file, which `attnbench advise --cases` and `sweep --cases` read. An exception, sys.exit and
+    Ctrl-C keep what was seen. Calls in functions that torch.compile took are not seen.
+
+    Exits as the program does; 2 if it called no attention.
+    """
+    from attnbench.report.documents.capture import document
+    from attnbench.report.render import rendered
+
+    output: Path = options["output"]
+    _refuse(program, output)
+    seen, code = _run(program, {name: options[name] for name in ("calls", "seconds")})
+    if not seen or not seen.get("calls"):
+        raise UsageError(f"no attention was seen: {_reason(seen, program)}; it exited with {code}")
+    code = 0 if seen["stopped"] else code
+    try:
+        output.write_text(json.dumps(seen, indent=1) + "\n", "utf-8")
+    except OSError as err:
+        raise StoreError(f"cannot write {output} (--output): {err.strerror}") from err
+    click.echo(rendered(document(seen, str(output)), "text"), nl=False, err=True)
+    raise SystemExit(code)
+
+
+def _refuse(program: tuple[str, ...], output: Path) -> None:
+    """Say before the program runs what could not work.
+
+    Raises:
+        UsageError: there is no such program, or the file is not one of ours.
+    """
+    if shutil.which(program[0]) is None:
+        hint = f"; write -- python {program[0]}" if program[0].endswith(".py") else ""
+        raise UsageError(f"no program {program[0]}{hint}")
+    if not output.parent.is_dir() or output.is_dir():
+        raise UsageError(f"--output {output}: it must be a file in a folder that exists")
+    if output.exists():
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            if "capture" in json.loads(output.read_text("utf-8")):
+                return
+        raise UsageError(f"--output {output} exists and is not of a capture; give another name")
+
+
+def _run(program: tuple[str, ...], limits: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """What was seen of the program, empty where no Python read our hooks, and its exit code."""
+    before = os.environ.get("PYTHONPATH")
+    with tempfile.TemporaryDirectory(prefix="attnbench-capture-") as folder:
+        file = Path(folder, "seen.json")
+        asked = {"file": str(file), "root": str(_SITE.parents[2]), "pythonpath": before, **limits}
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([str(_SITE), *([before] if before else [])]),
+            "ATTNBENCH_CAPTURE": json.dumps(asked),
+        }
+        with subprocess.Popen(program, env=environment) as process:
+            # A terminal sends Ctrl-C to the program, too, which ends as it wants to.
+            try:
+                with handled((signal.SIGINT,), lambda *_: None):
+                    code = process.wait()
+            except BaseException:
+                process.terminate()
+                raise
+        text = file.read_text("utf-8") if file.exists() else "{}"
+    return json.loads(text or "{}"), code if code >= 0 else 128 - code
+
+
+def _reason(seen: Mapping[str, Any], program: tuple[str, ...]) -> str:
+    if not seen:
+        return f"{program[0]} is not a Python that reads PYTHONPATH (python -I and -E do not)"
+    if "calls" in seen:
+        compiled = seen["compiled"]
+        hint = f"; {compiled} functions that torch.compile took are not seen" if compiled else ""
+        return f"the program made no call, {_LOOKED_FOR}{hint}"
+    if seen["lacks"]:
+        return f"its Python cannot load attnbench ({plain(seen['lacks'])}); install attnbench there"
+    return "the program imported no torch, or was killed"
