@@ -1,7 +1,7 @@
 """Hooks on what calls attention: in place while a capture is active, and taken out after it.
 
-No result changes: no mode and no module hook, which turn fast paths off, and what tests a function
-by identity sees the original under its name.
+No result changes: no mode and no module hook, which turn fast paths off. torch hands a subclass the
+function that stands in `torch._C._nn`, so what tests it against `F` finds one object in both.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import importlib.util
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import CellType, FrameType, ModuleType
 from typing import Any
@@ -27,7 +26,6 @@ from attnbench.capturing.calls import Seen
 
 _ACTIVE: list[Seen] = []
 _LOCK = threading.RLock()
-_MODELS = "transformers.modeling_utils"
 
 
 @dataclass
@@ -55,7 +53,7 @@ class Hook:
 
     def __init__(self, module: ModuleType, name: str, describe: describing.Describe) -> None:
         self.original = getattr(module, name)
-        self.describe, self.place = describe, (module, name)
+        self.describe = describe
         self.__name__ = self.__qualname__ = name
         self.__module__, self.__doc__ = module.__name__, self.original.__doc__
 
@@ -71,50 +69,22 @@ class Hook:
         outer = _here.outer
         if outer is not None:
             outer.inner += 1
-        tensors = args + tuple(kwargs.values())
-        if torch.overrides.has_torch_function(tensors):
-            return self._overridden(outer, args, kwargs)
         _end_if_asked()
+        _here.busy = True  # a subclass or a mode may call it again; it is handed this very object
         began_s = time.perf_counter()
-        out = self.original(*args, **kwargs)
-        _record(self.describe, args, kwargs, out, time.perf_counter() - began_s, outer)
-        return out
-
-    def _overridden(
-        self, outer: _Outer | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """A call that a subclass or a mode handles, which may compare the function by identity."""
-        mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
-        call = self.original
-        bias = sys.modules.get("torch.nn.attention.bias")
-        if bias and isinstance(mask, bias.CausalBias) and not torch._C._len_torch_function_stack():
-            call = type(mask)._dispatch
-        _here.busy = True
-        began_s = time.perf_counter()
+        out = stopped = None
         try:
-            with _plain_names(self) if call is self.original else _unchanged():
-                out = call(*args, **kwargs)
+            out = self.original(*args, **kwargs)
+        except Exception as err:
+            if type(err).__name__ != "_StopRecomputationError":
+                raise
+            stopped = err  # a checkpoint that has what it needs as soon as the kernel ran
         finally:
             _here.busy = False
         _record(self.describe, args, kwargs, out, time.perf_counter() - began_s, outer)
+        if stopped is not None:
+            raise stopped
         return out
-
-
-@contextmanager
-def _unchanged() -> Iterator[None]:
-    yield
-
-
-@contextmanager
-def _plain_names(hook: Hook) -> Iterator[None]:
-    """The original under its own name; other threads wait with such calls, or go uncounted."""
-    module, name = hook.place
-    with _LOCK:
-        setattr(module, name, hook.original)
-        try:
-            yield
-        finally:
-            setattr(module, name, hook)
 
 
 def _nested(
@@ -144,6 +114,8 @@ def _record(
 ) -> None:  # fmt: skip
     """Count a call; one that cannot be described is counted, too, and never fails the program."""
     out = out[0] if isinstance(out, tuple) else out
+    if type(out).__name__ in ("FakeTensor", "FunctionalTensor"):
+        return  # a compiler asks for sizes
     frame = outer.frame if outer and outer.frame else sys._getframe(1)
     _here.busy = True
     for seen in tuple(_ACTIVE):
@@ -183,7 +155,8 @@ def start(seen: Seen) -> None:
             for hook in _hooks:
                 _rebind(hook.original, hook, hook)
             sys.meta_path.insert(0, _FINDER)
-            _wrap_registry()
+            for name in _ADAPTED.keys() & sys.modules.keys():
+                _ADAPTED[name](sys.modules[name])
         _ACTIVE.append(seen)
 
 
@@ -216,10 +189,10 @@ def _rebind(old: Any, new: Any, hook: Hook) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Wraps transformers' registry as soon as the program imports it; imports nothing itself."""
+    """Adapts modules as soon as the program imports them; imports nothing itself."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != _MODELS:
+        if name not in _ADAPTED:
             return None
         sys.meta_path.remove(self)
         try:
@@ -232,7 +205,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             run(module)
-            _wrap_registry(module)
+            _ADAPTED[name](module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -242,11 +215,10 @@ _FINDER = _Finder()
 _registry: list[tuple[type, str, Any]] = []
 
 
-def _wrap_registry(module: Any = None) -> None:
+def _wrap_registry(module: Any) -> None:
     """Decorate what the registry returns: so `eager`, which is not in it, is seen as well."""
-    module = module or sys.modules.get(_MODELS)
     interface = getattr(module, "AttentionInterface", None)
-    if interface is None or _registry or getattr(module, "__spec__", None) is None:
+    if interface is None or _registry:
         return
     name = "get_interface" if hasattr(interface, "get_interface") else "__getitem__"
     original = getattr(interface, name)
@@ -258,6 +230,22 @@ def _wrap_registry(module: Any = None) -> None:
 
     _registry.append((interface, name, vars(interface).get(name)))
     setattr(interface, name, looked_up)
+
+
+def _teach(rules: Any) -> None:
+    """Let torch.compile, which finds functions by their names, know those behind the hooks."""
+    by_name = rules.get_torch_obj_rule_map
+
+    @functools.lru_cache(None)
+    def taught() -> Any:
+        found = by_name()
+        return found | {hook.original: found[hook] for hook in _hooks if hook in found}
+
+    if not by_name.cache_info().currsize:
+        rules.get_torch_obj_rule_map = taught
+
+
+_ADAPTED = {"transformers.modeling_utils": _wrap_registry, "torch._dynamo.trace_rules": _teach}
 
 
 def _unwrap_registry() -> None:

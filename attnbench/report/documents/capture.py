@@ -31,7 +31,7 @@ def document(seen: Mapping[str, Any], file: str) -> doc.Document:
     for row in seen["left_out"]:
         left[", ".join(row["problems"])] += row["count"]
     notes: list[doc.Words] = [
-        f"{counted(count, "call")} in no case: {what}" for what, count in left.items()
+        f"{counted(count, 'call')} in no case: {what}" for what, count in left.items()
     ]
     notes += [f"{counted(count, 'call')} could not be described: {what}"
               for what, count in seen["undescribed"].items()]  # fmt: skip
