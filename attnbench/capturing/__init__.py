@@ -15,7 +15,7 @@ def capture(*, places: bool = True) -> Iterator[Seen]:
 
     Of each distinct call: sizes, dtype, layout, the mask by its content, how often, and with
     `places` the lines that made it. `.cases` is the case list; `.save(path)` writes it for
-    `attnbench advise --cases` and `sweep --cases`. Seen are `F.scaled_dot_product_attention` under
+    the option --cases of advise and sweep. Seen are `F.scaled_dot_product_attention` under
     any name, `nn.MultiheadAttention` and `nn.TransformerEncoder` with their fast paths, and what
     transformers dispatches; not what compiled regions call. No tensor is kept, no result changes,
     and names are restored at the end.

@@ -15,13 +15,12 @@ from typing import Any
 
 import click
 
-import attnbench
 from attnbench.base.jsontext import plain
 from attnbench.base.signals import handled
 from attnbench.cli.options import command_options
 from attnbench.errors import StoreError, UsageError
 
-_SITE = Path(attnbench.__file__).parent / "capturing" / "site"
+_SITE = Path(__file__).parents[1] / "capturing" / "site"
 _LOOKED_FOR = (
     "looked for scaled_dot_product_attention under any name, nn.MultiheadAttention,"
     " nn.TransformerEncoder and the attention of transformers"
@@ -32,11 +31,11 @@ _LOOKED_FOR = (
 @click.argument("program", nargs=-1, required=True, metavar="-- PROGRAM ARGS")
 @command_options("capture")
 def capture(program: tuple[str, ...], **options: Any) -> None:
-    """Run a program, such as `-- python my_model.py ARGS`, and list the attention it calls.
+    """Run a program and list its attention calls.
 
-    The program runs as it would: its output, input, arguments and exit code stay, its results do
+    `attnbench capture -- python my_model.py ARGS`: the program runs as it would: its output, input, arguments and exit code stay, its results do
     not change. What was seen of it goes to standard error after its own, and as a case list into
-    the file, which `attnbench advise --cases` and `sweep --cases` read. An exception, sys.exit and
+    the file, for the option --cases of advise and sweep. An exception, sys.exit and
     Ctrl-C keep what was seen. Calls in functions that torch.compile took are not seen.
 
     Exits as the program does; 2 if it called no attention.
