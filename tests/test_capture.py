@@ -279,6 +279,7 @@ def test_a_program_runs_as_it_would_and_its_calls_are_written(tmp_path):
         plain.stdout,
     )
     assert seen.returncode == 7
+    assert "(exit code 7)" in seen.stderr
     assert "attnbench advise --cases calls.json" in seen.stderr
     (case,) = json.loads((tmp_path / "calls.json").read_text())["cases"]
     assert (case["count"], case["L"]) == (3, 8)

@@ -117,8 +117,8 @@ def _record(
     if type(out).__name__ in ("FakeTensor", "FunctionalTensor"):
         return  # a compiler asks for sizes
     frame = outer.frame if outer and outer.frame else sys._getframe(1)
-    _here.busy = True
     for seen in tuple(_ACTIVE):
+        _here.busy = True
         try:
             if torch._C._get_tracing_state() is not None:
                 raise TypeError("jit.trace")
@@ -132,7 +132,8 @@ def _record(
         except Exception as err:
             seen.undescribed[f"{type(err).__name__}: {err}"[:100]] += 1
             seen.count += 1
-    _here.busy = False
+        finally:
+            _here.busy = False
 
 
 _TARGETS: tuple[tuple[ModuleType, str, describing.Describe], ...] = (

@@ -33,10 +33,10 @@ _LOOKED_FOR = (
 def capture(program: tuple[str, ...], **options: Any) -> None:
     """Run a program and list its attention calls.
 
-    `attnbench capture -- python my_model.py ARGS`: the program runs as it would: its output, input, arguments and exit code stay, its results do
-    not change. What was seen of it goes to standard error after its own, and as a case list into
-    the file, for the option --cases of advise and sweep. An exception, sys.exit and
-    Ctrl-C keep what was seen. Calls in functions that torch.compile took are not seen.
+    `attnbench capture -- python my_model.py ARGS` runs it as it would run by itself: output, input,
+    arguments and exit code stay, results do not change. What was seen goes to standard error, after
+    the program's own output, and into a file for the option --cases of advise and sweep. An
+    exception, sys.exit and Ctrl-C keep it. Calls in functions that torch.compile took are not seen.
 
     Exits as the program does; 2 if it called no attention.
     """
@@ -53,7 +53,7 @@ def capture(program: tuple[str, ...], **options: Any) -> None:
         output.write_text(json.dumps(seen, indent=1) + "\n", "utf-8")
     except OSError as err:
         raise StoreError(f"cannot write {output} (--output): {err.strerror}") from err
-    click.echo(rendered(document(seen, str(output)), "text"), nl=False, err=True)
+    click.echo(rendered(document(seen, str(output), code), "text"), nl=False, err=True)
     raise SystemExit(code)
 
 

@@ -245,4 +245,4 @@ def _finish(run: GateRun, folder: Path | None, options: dict[str, Any]) -> ExitC
         click.echo(folder)
     if failure is not None:
         raise failure
-    return found.exit_code
+    return ExitCode(found.exit_code)

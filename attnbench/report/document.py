@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Literal
 
-from attnbench.errors import ExitCode
-
 Sign = Literal["good", "better", "bad", "open", "none"]
 # `change` is a ratio, shown by what it is above 1; `tflops` and `gbps` are rates.
 Unit = Literal[
@@ -160,7 +158,7 @@ class Document:
 
     kind: str
     conclusion: Finding
-    exit_code: ExitCode
+    exit_code: int  # an ExitCode, or that of a program which ran
     sections: Sequence[Section]
     about: Sequence[Words] = ()
     facts: Facts = field(default_factory=dict)

@@ -8,12 +8,11 @@ from pathlib import PurePath
 from typing import Any
 
 from attnbench.base.units import counted
-from attnbench.errors import ExitCode
 from attnbench.report import document as doc
 
 
-def document(seen: Mapping[str, Any], file: str) -> doc.Document:
-    """What the file of a capture holds."""
+def document(seen: Mapping[str, Any], file: str, code: int) -> doc.Document:
+    """What the file of a capture holds; `code` is how the program exited."""
     rows = sorted((*seen["cases"], *seen["left_out"]), key=_time_s, reverse=True)
     calls = {id(row): row["call"] for row in rows}
     total_us, wall_s = 1e6 * sum(map(_time_s, rows)), seen["wall_s"]
@@ -44,7 +43,7 @@ def document(seen: Mapping[str, Any], file: str) -> doc.Document:
         notes.append(f"stopped {seen['stopped']}, as asked")
     cases = len(seen["cases"])
     return doc.Document(
-        kind="capture", exit_code=ExitCode.OK,
+        kind="capture", exit_code=code,
         conclusion=doc.Finding(
             sign="none", verdict=counted(seen["calls"], "call"), subject="attention",
             reason=doc.sentence(
