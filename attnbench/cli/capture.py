@@ -100,6 +100,8 @@ def _run(program: tuple[str, ...], limits: Mapping[str, Any]) -> tuple[dict[str,
 def _reason(seen: Mapping[str, Any], program: tuple[str, ...]) -> str:
     if not seen:
         return f"{program[0]} is not a Python that reads PYTHONPATH (python -I and -E do not)"
+    if seen.get("stopped"):
+        return f"the program was stopped {seen['stopped']}, before its first call"
     if "calls" in seen:
         compiled = seen["compiled"]
         hint = f"; {compiled} functions that torch.compile took are not seen" if compiled else ""
