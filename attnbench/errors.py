@@ -12,7 +12,7 @@ class ExitCode(IntEnum):
     """What the process returns (README, "Commands")."""
 
     OK = 0
-    FINDING = 1  # incorrect, refuted, regressed
+    FINDING = 1  # incorrect, refuted, regressed, larger
     USAGE = 2  # wrong usage, nothing measured, or not comparable
     INCONCLUSIVE = 3
     ENVIRONMENT = 4  # environment not to be trusted

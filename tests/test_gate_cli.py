@@ -6,6 +6,7 @@ And what it refuses, by one line with the flag, before anything is measured or w
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -200,8 +201,18 @@ def test_two_files_are_compared_in_real_rounds_and_decided_again(cli, files, mon
         assert "base: ../files/old.py" in text
         assert "candidate: new.py" in text
     slower = replace(KINDS["regressed"], base=run.base, candidate=run.candidate)
-    old, new = gate.profiles(slower, decide(slower))[:2]
-    assert (old.endswith(" --impl ../files/old.py"), new.endswith(" --impl new.py")) == (True, True)
+    lines = gate.profiles(slower, decide(slower))
+    assert lines
+    for line in lines:  # one comparison, not two profiles
+        assert line.endswith(" --impl new.py --against ../files/old.py")
+
+
+def test_the_two_versions_of_a_file_are_profiled_and_compared(cli, assert_refused, files):
+    small = ("mine", "--seq-lens", "16", "--name", "p", "--against", "../files/old.py")
+    assert_refused(cli("profile", *small), "--against", "--impl FILE")
+    shown = cli("profile", *small, "--impl", "new.py")
+    assert shown.exit_code == 0, shown.stderr
+    assert "A: mine of ../files/old.py → B: mine: attention forward n=16" in shown.stdout
 
 
 @pytest.mark.parametrize(("given", "says"), [
@@ -215,6 +226,27 @@ def test_two_files_are_compared_in_real_rounds_and_decided_again(cli, files, mon
 def test_two_files_that_cannot_be_compared_are_one_line(cli, assert_refused, files, given, says):
     assert_refused(cli("gate", "--quiet", *given.split()), says.format(files))
     assert not (files / "results").exists()
+
+
+def test_a_trade_is_named_in_every_format_and_exits_1(cli, imagined, tmp_path):
+    grown = gate_runs.changed(memory_workspace_bytes=4_194_304)
+    imagined.run = a_run({6: -0.2}, other_checks={6: grown})
+    shown = cli("gate", "--name", "r")
+    said = r"failed: 1 larger: sdpa n=512 workspace \+100 %, (19|20|21)[.\d]* % faster"
+    assert shown.exit_code == 1
+    assert re.search(said, shown.stdout)
+    for line in gate.profiles(imagined.run, decide(imagined.run)):
+        assert "sdpa --seq-lens 512" in line
+    found = json.loads(cli("gate", "--replay", "r", "--json").stdout)
+    assert re.search(said[8:], found["conclusion"]["reason"]["text"])
+    rows = [row["verdict"] for row in found["sections"][0]["parts"][0]["table"]]
+    (row,) = (row for row in rows if row["verdict"] == "larger")
+    assert (row["sign"], row["figures"]["workspace"]["value"]) == ("bad", 2)
+    assert row["figures"]["ratio"]["high"] < 0.9
+    xml = cli("gate", "--replay", "r", "--format", "junit").stdout
+    assert re.search(
+        r'<failure type="larger" message="time −[^"]*: workspace grew [^"]* faster', xml
+    )
 
 
 # What is stored.
@@ -256,6 +288,7 @@ WRONG = {
     "--threshold ten": ["--threshold", "10%"],
     "--threshold 0": ["--threshold", "from 0.1% to 100%"],
     "--growth=-1%": ["--growth"],
+    "--growth time=1%": ["--growth", "flops and memory", "memory=300%"],
     "--budget soon": ["--budget", "5m"],
     "--budget 0.1s": ["--budget", "at least 1 s"],
     "--workload decoder": ["workload", "'decode'?"],

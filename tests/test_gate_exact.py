@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.gate.decide.data import Checked
+from attnbench.gate.decide.data import Checked, Rules
 from attnbench.gate.decide.exact import Differences, compare, verdict_of
 from attnbench.gate.decide.outcome import Change
 from attnbench.schema.record import STATUSES
@@ -21,7 +21,7 @@ def ok(**metrics: Any) -> Checked:
 
 
 def compared(name: str, base: Any, candidate: Any, growth: float = 0.01) -> Differences:
-    return compare(ok(**{name: base}), ok(**{name: candidate}), growth)
+    return compare(ok(**{name: base}), ok(**{name: candidate}), Rules(growth=growth))
 
 
 WORKSPACE, GREW = "memory_workspace_bytes", "workspace grew from "
@@ -53,9 +53,12 @@ def test_flops_fail_by_their_share_alone_and_where_they_were_counted_alike():
     assert len(compared("flops_counted", 100, 102).failures) == 1
     assert compared("flops_counted", 100, 101).failures == ()
     assert len(compared("flops_counted", 100, 101, 0.0).failures) == 1
+    apart: Any = {"flops": 0.5, "memory": 3.0}
+    assert compared("flops_counted", 100, 200, apart).failures
+    assert not compared(WORKSPACE, MIB, 4 * MIB, apart).failures
     base = ok(flops_counted=100, flops_counted_source="dispatched")
     candidate = ok(flops_counted=125, flops_counted_source="formula")
-    exact = compare(base, candidate, 0.01)
+    exact = compare(base, candidate, Rules())
     assert exact.failures == ()
     assert "another way" in exact.notes[0]
     # those that are executed are declared, not counted
@@ -68,7 +71,7 @@ def test_kernels_backends_and_settings_only_annotate():
         kernel="aten::_softmax; aten::clone; aten::bmm", kernel_count=6,
         meddles="the number of threads",
     )  # fmt: skip
-    assert compare(base, candidate, 0.01) == Differences(
+    assert compare(base, candidate, Rules()) == Differences(
         notes=(
             "kernels: +aten::clone",
             "number of kernels: 6, was 5",

@@ -64,7 +64,7 @@ def test_every_implementation_gets_its_row_by_real_checks_and_rounds(tmp_path, m
     assert {name: row.verdict for name, row in rows.items()} == {
         "gone": "not comparable",
         "spoilt": "incorrect",
-        "hoarder": "regressed",
+        "hoarder": "larger",
         "naive": "not comparable",
         "new": "not comparable",
     }
@@ -226,7 +226,7 @@ GROWN = changed(memory_workspace_bytes=4_194_304)
 WRONG_RESULT = {"candidate": Checked(status="incorrect", reason="o is off by 0.3")}
 
 
-def test_a_wrong_result_or_what_has_grown_ends_the_run_at_once_unless_it_is_to_keep_going(
+def test_a_wrong_result_ends_the_run_at_once_unless_it_is_to_keep_going_and_growth_does_not(
     monkeypatch,
 ):
     def fine(plan, number):
@@ -237,7 +237,6 @@ def test_a_wrong_result_or_what_has_grown_ends_the_run_at_once_unless_it_is_to_k
         return a_round(plan, {}, random.Random(0), failing={1: why} if number == 1 else {})
 
     for measured, checks, count in (
-        (fine, {2: GROWN | {"base": OK}}, 0),
         (fine, {2: WRONG_RESULT | {"base": OK}}, 0),
         (fails_second, {}, 2),
     ):
@@ -250,6 +249,10 @@ def test_a_wrong_result_or_what_has_grown_ends_the_run_at_once_unless_it_is_to_k
         run = measure(monkeypatch, measured, checks=checks, keep_going=True)
         assert len(run.rounds) >= Rules().screen_rounds
         assert [row.verdict for row in decide(run).rows].count("ok") == 7
+    run = measure(monkeypatch, fine, checks={2: GROWN | {"base": OK}})
+    outcome = decide(run)
+    assert (run.at_finding, outcome.words) == (False, "1 larger")
+    assert outcome.rows[2].ratio is not None, "its time is measured all the same"
 
 
 def test_a_disk_that_is_full_in_the_middle_ends_no_run(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -47,12 +48,30 @@ def test_figures_of_a_suspect_come_from_its_confirmation_alone():
 def test_memory_that_grew_fails_without_any_statistics():
     outcome = decide(a_run(other_checks={6: GROWN}))
     assert outcome.exit_code == ExitCode.FINDING
-    assert outcome.rows[6].verdict == "regressed"
+    assert (outcome.rows[6].verdict, outcome.words) == ("larger", "1 larger")
     assert outcome.rows[6].reason.startswith("workspace grew from 2.0 MiB to 4.0 MiB (+100 %)")
     assert outcome.rows[6].ratio == pytest.approx(1, abs=0.03), "its time was compared all the same"
     both = decide(a_run({6: 0.2}, other_checks={6: GROWN})).rows[6].reason
     assert "slower beyond the margin" in both
     assert "workspace grew" in both
+
+
+def test_more_memory_for_less_time_is_a_trade_and_allowed_if_growth_says_so():
+    run = a_run({6: -0.2}, other_checks={6: GROWN})
+    outcome = decide(run)
+    row = outcome.rows[6]
+    assert (row.verdict, outcome.exit_code) == ("larger", ExitCode.FINDING)
+    assert re.fullmatch(r"(19|20|21)[.\d]* % faster", row.trade)
+    assert row.reason.endswith(f"; {row.trade}")
+    allowed = decide(replace(run, rules=Rules(growth={"flops": 0.01, "memory": 1.0})))
+    assert (allowed.rows[6].verdict, allowed.exit_code) == ("improved", ExitCode.OK)
+    assert decide(a_run({6: 0.2}, other_checks={6: GROWN})).rows[6].verdict == "regressed"
+
+
+def test_a_run_that_was_stored_when_growth_was_one_number_keeps_its_verdict():
+    rules = Rules(growth=0.01)
+    assert decide(a_run(rules=rules, other_checks={6: GROWN})).words == "1 regressed"
+    assert decide(a_run(rules=rules)).exit_code == ExitCode.OK
 
 
 def grown(run, bytes_, least=0):
@@ -65,11 +84,11 @@ def grown(run, bytes_, least=0):
 def test_a_process_that_grows_in_every_round_fails_whoever_allocates():
     outcome = decide(grown(a_run(), 8 << 20))
     assert outcome.exit_code == ExitCode.FINDING
-    assert outcome.rows[2].verdict == "regressed"
+    assert outcome.rows[2].verdict == "larger"
     assert outcome.rows[2].reason.startswith("its process grows by 8.0 MiB and more in 8 batches")
     # a little growth or too few rounds say nothing
     assert decide(grown(a_run(), 1 << 20)).exit_code == ExitCode.OK
-    assert decide(grown(a_run(), 8 << 20, least=1)).rows[2].verdict != "regressed"
+    assert decide(grown(a_run(), 8 << 20, least=1)).rows[2].verdict != "larger"
     # nor does what was seen in a round that broke off, as older runs have it
     why = Failure(variant="candidate", code="timeout", reason="no answer")
     facts: RoundFacts = {"grown": {"0": {"base": 0, "candidate": 1 << 30, "null": 0}}}
@@ -119,7 +138,7 @@ def test_what_outranks_what(how, code, words):
     for number, checks in how.get("other_checks", {}).items():
         verdict = {"incorrect": "incorrect", "absent": "not comparable"}
         status = next(iter(checks.values())).status
-        assert outcome.rows[number].verdict == verdict.get(status, "regressed")
+        assert outcome.rows[number].verdict == verdict.get(status, "larger")
         assert (outcome.rows[number].ratio is None) == (status != "ok")
 
 

@@ -48,7 +48,7 @@ def test_every_key_of_the_table_has_its_place(root):
         new-tokens = 4
         threshold = "5 %"
         budget = "2m30s"
-        growth = 0.02
+        growth = "flops=2%,memory=300%"
         threads = 2
         device = "cpu"
         base = "release"
@@ -61,7 +61,10 @@ def test_every_key_of_the_table_has_its_place(root):
     )  # fmt: skip
     assert found == Watched(
         files=("a.py", "kernels/b.py", "kernels/c.py"), sweeps=(axes,), base="release", threads=2,
-        device="cpu", promises={"threshold": 0.05, "budget_s": 150.0, "growth": 0.02},
+        device="cpu",
+        promises={
+            "threshold": 0.05, "budget_s": 150.0, "growth": {"flops": 0.02, "memory": 3.0},
+        },
     )  # fmt: skip
 
 

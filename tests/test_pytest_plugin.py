@@ -181,7 +181,7 @@ def test_twice_the_work_is_named_and_exits_1(pytester, root, counted):
             "candidate: the working tree at *, 1 file changed",
             "tests/test_speed.py::test_area *time +99.* % *8/8*regressed",
             "tests/test_speed.py::test_length *time 0.0 % *8/8*ok",
-            "*failed: 1 regressed (exit code 1)",
+            "*failed: 1 regressed: * time +99.* % (exit code 1)",
             "FAILED tests/test_speed.py::test_area - +99.* %*",
         ]
     )

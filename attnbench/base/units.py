@@ -319,6 +319,16 @@ def parse_share(text: str, flag: str) -> float:
     return value / 100 if percent else value
 
 
+def parse_growth(text: str, flag: str) -> dict[str, float]:
+    """Read `300%` as the share of `flops` and `memory`, `flops=1%,memory=300%` as that of each."""
+    if "=" not in text:
+        return dict.fromkeys(("flops", "memory"), parse_share(text, flag))
+    named = dict(part.partition("=")[::2] for part in parse_names(text, flag))
+    if not named.keys() <= {"flops", "memory"}:
+        raise UsageError(f"{flag} takes flops and memory, such as memory=300%, not {text[:40]!r}")
+    return {name: parse_share(share, flag) for name, share in named.items()}
+
+
 def parse_shard(text: str, flag: str) -> tuple[int, int]:
     """Read `3/8` as (3, 8)."""
     found = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", text, re.ASCII)

@@ -59,7 +59,7 @@ def gate(**options: Any) -> None:
     sdpa, the implementations in --impls, or those of your files.
 
     Slowdowns at or above --threshold are detected; identical code is called slower in at most 1 %
-    of runs. Exits 1 if a cell is incorrect, grown or slower, 3 if a verdict is inconclusive, 4 if
+    of runs. Exits 1 if a cell is incorrect, larger or slower, 3 if a verdict is inconclusive, 4 if
     the machine was too noisy to be trusted, 2 if nothing could be compared, else 0.
     """
     typed = given()
@@ -206,7 +206,7 @@ def _measured(
             display.warned(f"the base has no {file}: what is in it cannot be compared")
         request = asked.request(tree, settings, typed)
         keep = partial(keep_round, folder)
-        # What another torch allocates does not end a run that asks how fast it is.
+        # What another torch computes does not end a run that asks how fast it is.
         keep_going = options["keep_going"] or asked.environments is not None
         request = replace(request, keep=keep, keep_going=keep_going)
         return follow(run_gate(request), display.show)

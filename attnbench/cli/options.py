@@ -190,6 +190,7 @@ _TABLE: dict[str, dict[str, list[Any]]] = tomllib.loads(
 )
 _KINDS = {kind: _Parsed(kind, read) for kind, read in READ.items()} | {
     "path": PATH, "positive": POSITIVE, "device": DEVICE, "share": SHARE, "duration": DURATION,
+    "growth": _Parsed("share", units.parse_growth),
     "shard": SHARD, "run": RUN, "inches": click.FloatRange(1.5, 20.0),
 }  # fmt: skip
 SIZES, NAMES = _KINDS["sizes"], _KINDS["names"]

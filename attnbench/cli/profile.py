@@ -45,9 +45,9 @@ def profile(impls: tuple[str, ...], **options: Any) -> None:
 
     The cell is checked and timed, then traced in the same process. Shown are the ops or kernels
     with their self times, FLOPs, bytes, share of the machine's peak and allocations, and the time
-    outside of them. The trace opens in Perfetto. Two implementations, or one in two environments or
-    commits, are both profiled, then compared. Takes the flags of a sweep, one value each. Exits 1
-    if a result is incorrect.
+    outside of them. The trace opens in Perfetto. Two implementations, or one in two environments,
+    commits or files, are both profiled, then compared. Takes the flags of a sweep, one value each.
+    Exits 1 if a result is incorrect.
     """
     from attnbench.execution.profiling import profile_subject
     from attnbench.store.folder import PROFILE, RunFolder
@@ -143,17 +143,24 @@ def _subjects(
     from attnbench.gate.run.environments import find_environment, interpreter_of
 
     pythons, base = options["pythons"], options["base"]
-    pairs = (len(impls) == 2, len(pythons) == 2, base is not None)
+    against = options["against"]
+    pairs = (len(impls) == 2, len(pythons) == 2, base is not None, against is not None)
     if sum(pairs) > 1 or len(pythons) > 2:
         raise UsageError(
-            "two profiles are compared: give two implementations, or one with two --python or with"
-            " --base"
+            "two profiles are compared: give two implementations, or one with two --python, with"
+            " --base or with --against"
         )
     settings = Settings(**fields)
     with contextlib.ExitStack() as opened:
         subjects = [Subject(impl=impl, label=impl, settings=settings) for impl in impls]
         if base is not None:
             subjects = [_at_base(opened, subjects[0], base), subjects[0]]
+        if against is not None:
+            if not settings.files:
+                raise UsageError(f"--against needs the new version of {against}: --impl FILE")
+            old = replace(settings, files=(str(Path(against).resolve()),), replace=True)
+            label = f"{impls[0]} of {against}"
+            subjects = [Subject(impl=impls[0], label=label, settings=old), subjects[0]]
         environments = [find_environment(text) for text in pythons]
         lent = [opened.enter_context(interpreter_of(each)) for each in environments]
         if len(lent) == 1:

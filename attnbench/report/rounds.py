@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from attnbench.base import units
 from attnbench.gate.decide.data import GateRun, Round, Variant
 from attnbench.gate.decide.outcome import Outcome
+from attnbench.gate.decide.outcome import Row as CellRow
 from attnbench.report import figures
 from attnbench.report.document import Picture, Sign, Value
 from attnbench.report.documents import gate
@@ -62,12 +63,14 @@ def cells(run: GateRun, outcome: Outcome) -> list[Strip]:
         words = written.verdict(gate.finding(name, row))
         if _ends(change):
             words = f"{written.value(change)} ({written.interval(change)})  {wins}  {words}"
+        elif row.trade:
+            words = f"{written.value(change)}  {words}"
         label = written.clean(name)
         found.append(
             Strip(
                 label=label if len(label) <= LONGEST else f"…{label[1 - LONGEST :]}",
                 dots=_dots(run.rounds, [number], "candidate"),
-                middle=_percent(row.ratio), ends=_ends(change),
+                middle=_percent(row.ratio), ends=_ends(row),
                 words=words, sign=gate.SIGNS[row.verdict],
             )
         )  # fmt: skip
@@ -80,7 +83,7 @@ def controls(run: GateRun, outcome: Outcome) -> list[Strip]:
     wins = f"{found.wins}/{found.rounds}"
     seen = f"{units.change(found.planted_ratio)}  {wins}  found"
     if not found.found:
-        seen = "none" if found.found is None else f"{wins}  not found"
+        seen = "not timed" if found.found is None else f"{wins}  not found"
     aside = "  ! not to be trusted" if found.untrusted else ""
     return [
         Strip(
@@ -112,8 +115,8 @@ def _percent(ratio: float | None) -> float | None:
     return None if ratio is None else 100 * (ratio - 1)
 
 
-def _ends(change: Value) -> tuple[float, float] | None:
-    low, high = _percent(change.low), _percent(change.high)
+def _ends(of: Value | CellRow) -> tuple[float, float] | None:
+    low, high = _percent(of.low), _percent(of.high)
     return None if low is None or high is None else (low, high)
 
 

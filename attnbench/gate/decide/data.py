@@ -22,6 +22,8 @@ Rounds = Annotated[int, Meta(ge=1, le=10_000)]
 
 # The slowdown to be found unless --threshold says otherwise: a shared CPU is noisier than a GPU.
 DEFAULT_THRESHOLD = {"cpu": 0.10, "cuda": 0.05}
+# What may grow by which share, unless --growth says otherwise.
+GROWTH = {"flops": 0.01, "memory": 0.01}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +34,10 @@ class Rules:
     never reported as a regression. `alpha`: how often a run of identical versions may report one,
     given independent rounds and a bias within the margin. `beta`: how often a cell that is
     slower by the threshold may pass the screen, and how often its confirmation. `growth`: how
-    far counted FLOPs and memory may grow. `screen_rounds`: rounds of all cells; `looks`: after
-    how many rounds of its confirmation a cell is decided, at most, each time anew. `budget_s`:
-    wall time after which no round begins. `fail_removed`: what only the base has is a finding.
+    far counted `flops` and `memory` may grow; a single number in older runs, where more was
+    `regressed` and ended the run. `screen_rounds`: rounds of all cells; `looks`: after how
+    many rounds of its confirmation a cell is decided, at most, each time anew. `budget_s`: wall
+    time after which no round begins. `fail_removed`: what only the base has is a finding.
 
     Raises:
         UsageError: a value that cannot be right, named by its flag.
@@ -43,7 +46,7 @@ class Rules:
     threshold: float = 0.10
     alpha: Probability = 0.01
     beta: Probability = 0.01
-    growth: float = 0.01
+    growth: Mapping[str, float] | float = field(default_factory=lambda: dict(GROWTH))
     screen_rounds: Rounds = 8
     looks: Annotated[tuple[Rounds, ...], Meta(min_length=1)] = (8, 12, 16, 24, 32, 48)
     budget_s: float = 300.0
@@ -52,12 +55,19 @@ class Rules:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.threshold) and 0.001 <= self.threshold <= 1):
             raise UsageError(f"--threshold {self.threshold:.4g} is not a share from 0.1% to 100%")
-        if not (math.isfinite(self.growth) and 0 <= self.growth <= 1):
-            raise UsageError(f"--growth {self.growth:.4g} is not a share from 0% to 100%")
+        for name, share in GROWTH.items():
+            if not (math.isfinite(share := self.allowed(name)) and share >= 0):
+                raise UsageError(f"--growth {name}={share:.4g} is not a share of 0% or more")
         if not (math.isfinite(self.budget_s) and self.budget_s >= 1):
             raise UsageError(f"--budget {self.budget_s:g} s is not a time of at least 1 s")
         if any(later <= earlier for earlier, later in itertools.pairwise(self.looks)):
             raise ValueError(f"looks must ascend, not {self.looks}")
+
+    def allowed(self, resource: str) -> float:
+        """By which share `flops` or `memory` may grow."""
+        if isinstance(self.growth, Mapping):
+            return self.growth.get(resource, GROWTH[resource])
+        return self.growth
 
     @property
     def margin(self) -> float:
@@ -253,8 +263,8 @@ class GateRun:
     `checks` holds by cell number and version what `Checked` says. `environment` are facts of the
     machine and of the candidate's libraries, `base_environment` those of the base where another
     interpreter runs it. `spent` maps parts of the run to wall seconds. `over_budget` says that time
-    ran out before all was decided, `at_finding` that the run ended at something wrong or grown,
-    which more rounds could not change.
+    ran out before all was decided, `at_finding` that the run ended at something wrong, which more
+    rounds could not change.
     """
 
     rules: Rules

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from attnbench.base.units import brief_percent, count, digits, size
-from attnbench.gate.decide.data import Checked, ExactMetrics, Round
+from attnbench.gate.decide.data import Checked, ExactMetrics, Round, Rules
 from attnbench.gate.decide.outcome import Change, Verdict
 from attnbench.schema.record import STATUSES
 
@@ -98,13 +98,13 @@ METRICS = (*ROWS, _SOURCE)  # that a check is asked for
 GROWING = Change("process memory")
 
 
-def compare(base: Checked, candidate: Checked, growth: float) -> Differences:
+def compare(base: Checked, candidate: Checked, rules: Rules) -> Differences:
     """What differs between two checks of a cell that are both ok.
 
-    FLOPs fail when they grow by more than the share `growth`, bytes when by more than that and
-    more than a page. What is unknown in one version is a note; unknown in both it is not mentioned.
+    FLOPs fail when they grow by more than `rules` allow, bytes when by more than that and more than
+    a page. What is unknown in one version is a note; unknown in both it is not mentioned.
     """
-    rows = {name: _row(name, base.metrics, candidate.metrics, growth) for name in ROWS}
+    rows = {name: _row(name, base.metrics, candidate.metrics, rules) for name in ROWS}
     found = {name: each for name, each in rows.items() if each is not None}
     notes = [words for against, words in found.values() if not against]
     # Of a check that is ok, that it was so only when it was tried again.
@@ -120,7 +120,7 @@ def compare(base: Checked, candidate: Checked, growth: float) -> Differences:
     )
 
 
-def _row(name: str, base: ExactMetrics, candidate: ExactMetrics, growth: float) -> _Difference:
+def _row(name: str, base: ExactMetrics, candidate: ExactMetrics, rules: Rules) -> _Difference:
     words, _, judge, unknown = ROWS[name]
     values: list[Any] = [base.get(name), candidate.get(name)]
     if values == [None, None]:
@@ -131,6 +131,7 @@ def _row(name: str, base: ExactMetrics, candidate: ExactMetrics, growth: float) 
     # Formulas of opaque ops price work that a hand-written backward pass need not do.
     alike = name != "flops_counted" or base.get(_SOURCE) == candidate.get(_SOURCE)
     old, new = (unknown if value is None else value for value in values)
+    growth = rules.allowed("flops" if name == "flops_counted" else "memory")
     found = judge(old, new, growth if alike else None)
     return found and (found[0], words + found[1])
 

@@ -11,8 +11,9 @@ from attnbench.errors import ExitCode
 from attnbench.gate.decide.data import GateCell, Stage, VersionName
 
 Verdict = Literal[
-    "incorrect", "regressed", "inconclusive", "not timed", "not comparable", "improved", "ok"
-]
+    "incorrect", "regressed", "larger", "inconclusive", "not timed", "not comparable", "improved",
+    "ok",
+]  # fmt: skip
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # the worst first
 
 
@@ -31,8 +32,8 @@ class Row:
     that of the times, candidate / base (above 1: slower), the median over rounds, with its
     95 % interval [low, high] over rounds; from the rounds of `stage` alone. `wins` of `rounds` lay
     beyond the margin (regressed and suspects), or below the threshold (cleared). `only_in` names
-    the version that alone has the implementation. `notes` annotate: what changed without being held
-    against the candidate.
+    the version that alone has the implementation. `trade` says what the time does where a cell is
+    larger: `12 % faster`. `notes` annotate: what changed without being held against the candidate.
     """
 
     cell: GateCell
@@ -46,6 +47,7 @@ class Row:
     wins: int | None = None
     rounds: int = 0
     only_in: VersionName | None = None
+    trade: str = ""
     notes: tuple[str, ...] = ()
 
 

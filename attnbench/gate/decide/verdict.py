@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from attnbench.base.stats import median, median_interval
-from attnbench.base.units import brief_percent, seconds, tally
+from attnbench.base.units import brief_percent, change, seconds, tally
 from attnbench.errors import ExitCode
 from attnbench.gate.decide.data import GateRun, VersionName
 from attnbench.gate.decide.exact import GROWING, compare, growing, verdict_of
-from attnbench.gate.decide.outcome import Change, Controls, Outcome, Row
+from attnbench.gate.decide.outcome import Change, Controls, Outcome, Row, Verdict
 from attnbench.gate.decide.sequential import Decision, SequentialDecision
 
 
@@ -26,8 +26,8 @@ def comparable(run: GateRun) -> tuple[int, ...]:
 
 
 def beyond_timing(run: GateRun, times: SequentialDecision) -> bool:
-    """Whether something is wrong or has grown: what no further round can change."""
-    return any(map(_is_exact, _rows(run, times)))
+    """Whether something is wrong: what no further round can change, and no speed makes up for."""
+    return any(row.verdict == "incorrect" for row in _rows(run, times))
 
 
 def decide(run: GateRun) -> Outcome:
@@ -59,26 +59,37 @@ def _rows(run: GateRun, times: SequentialDecision) -> Iterator[Row]:
             wrong = (Change("error"),) * (candidate.status == "incorrect")
             yield Row(cell=cell, verdict=verdict, reason=reason, changes=wrong, only_in=only_in)
             continue
-        differences = compare(base, candidate, run.rules.growth)
+        differences = compare(base, candidate, run.rules)
         grows = growing(run.rounds, number)
         failures = differences.failures + grows
         row = replace(_timed(run, number, times), notes=differences.notes)
         if failures:
-            timed = row.verdict == "regressed"
+            worse = row.verdict in ("incorrect", "regressed")
+            larger: Verdict = "larger" if isinstance(run.rules.growth, Mapping) else "regressed"
+            trade = _trade(row) if larger == "larger" and not worse else ""
             row = replace(
                 row,
-                verdict="incorrect" if row.verdict == "incorrect" else "regressed",
-                reason="; ".join((row.reason,) * timed + failures),
-                changes=row.changes * timed + differences.changes + (GROWING,) * len(grows),
+                verdict=row.verdict if worse else larger,
+                reason="; ".join([*[row.reason] * worse, *failures, *[trade] * bool(trade)]),
+                changes=(*row.changes * worse, *differences.changes, *[GROWING] * len(grows)),
+                trade=trade,
             )
         yield row
+
+
+def _trade(row: Row) -> str:
+    """What the time does where a cell is larger: `12 % faster`, or its verdict."""
+    if row.ratio is None or row.verdict not in ("improved", "ok"):
+        return f"time {row.verdict}"
+    faster = f"{brief_percent(1 - row.ratio)} faster"
+    return faster if row.verdict == "improved" else f"time {change(row.ratio)}"
 
 
 def _timed(run: GateRun, number: int, times: SequentialDecision) -> Row:
     stage, logs = times.observations(number)
     decision = times.decided.get(number)
     if decision is None and run.at_finding:
-        reason = "what is wrong or grown ended the run; --keep-going times the rest"
+        reason = "a finding ended the run; --keep-going times the rest"
         decision = Decision(verdict="not timed", reason=reason)
     elif decision is None:
         why = "stopped by --budget" if run.over_budget else "the run was cut short"
@@ -106,7 +117,7 @@ def _timed(run: GateRun, number: int, times: SequentialDecision) -> Row:
 def _conclusion(run: GateRun, rows: tuple[Row, ...], controls: Controls) -> tuple[ExitCode, str]:
     """The exit code and one sentence: the first of these that holds."""
     of = [row.verdict for row in rows]
-    against = tally(of, ("incorrect", "regressed"))
+    against = tally(of, ("incorrect", "regressed", "larger"))
     gone = ", ".join(dict.fromkeys(row.cell.impl for row in rows if row.only_in == "base"))
     removed = f"removed: {gone}" if gone else ""
     if any(map(_is_exact, rows)) or (removed and run.rules.fail_removed):  # needs no trust in times

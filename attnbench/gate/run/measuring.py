@@ -59,7 +59,7 @@ class GateRequest:
     """What a gate run is asked for.
 
     `settings` say where and how (device, threads, seed, the timeout of a silent process); their
-    files come from the versions. The run ends at something wrong or grown unless `keep_going`.
+    files come from the versions. The run ends at something wrong unless `keep_going`.
     `options` is kept for people. `keep` is given each round as soon
     as it is measured, with the run as it began, before anything is decided from it. `injected`
     slows the candidate in some cells, by number, by a share: for validation alone.

@@ -15,7 +15,7 @@ from attnbench.analysis.compare.sources import Source
 from attnbench.base import units
 from attnbench.base.stats import median
 from attnbench.errors import ExitCode
-from attnbench.gate.decide.data import Checked
+from attnbench.gate.decide.data import Checked, Rules
 from attnbench.gate.decide.exact import compare as exact_differences
 from attnbench.report import document as doc
 from attnbench.report.labels import labels, shortened
@@ -242,7 +242,7 @@ def _exact(found: Comparison, names: Mapping[Any, str]) -> Iterator[doc.Finding]
         records = found.before.cells[key].record, found.after.cells[key].record
         if records[0] and records[1] and records[0].status == records[1].status == "ok":
             old, new = (Checked(status="ok", metrics=r.metrics) for r in records if r)
-            differs = exact_differences(old, new, 0)
+            differs = exact_differences(old, new, Rules(growth=0.0))
             for text in (*differs.failures, *differs.notes):
                 yield doc.Finding(sign="none", verdict="differs", subject=name, reason=text)
 

@@ -22,8 +22,8 @@ from attnbench.theory.flags import profile_command
 from attnbench.theory.traits import TRAITS
 
 SIGNS: dict[Verdict, doc.Sign] = {
-    "incorrect": "bad", "regressed": "bad", "inconclusive": "open", "not timed": "none",
-    "not comparable": "none", "improved": "better", "ok": "good",
+    "incorrect": "bad", "regressed": "bad", "larger": "bad", "inconclusive": "open",
+    "not timed": "none", "not comparable": "none", "improved": "better", "ok": "good",
 }  # fmt: skip
 COLUMNS = {
     "impl": "", "case_id": "", "cell": "cell", "change": "change", "wins": "wins",
@@ -43,7 +43,9 @@ FORWARD = "only the forward pass was compared: --passes both has the backward, t
 _LIBRARIES = ("torch", "cuda", "cudnn", "driver", "python", "blas", "cpu_capability")  # said first
 SUITE = "attnbench gate"
 MOST_PROFILES = 3  # commands that are printed
+MOST_NAMED = 3  # cells in the first line
 MOST_DIFFERENCES = 8  # of environments, in one line
+_Named = Sequence[tuple[int, str, Row]]  # cells with numbers and names
 
 
 def document(run: GateRun, outcome: Outcome, file: Path | None = None) -> doc.Document:
@@ -69,7 +71,7 @@ def document(run: GateRun, outcome: Outcome, file: Path | None = None) -> doc.Do
     if file is not None:
         commands.insert(0, ("replay", f"attnbench gate --replay {shlex.quote(str(file))}"))
     return doc.Document(
-        kind="gate", conclusion=_conclusion(outcome), exit_code=outcome.exit_code,
+        kind="gate", conclusion=_conclusion(outcome, rows), exit_code=outcome.exit_code,
         about=[
             *(f"{name}: {words}" for name, words in versions.items()), *filter(None, [_alike(run)]),
             doc.sentence("{count}, {common}: {counts}", count=count, common=common, counts=counts)
@@ -100,16 +102,27 @@ def document(run: GateRun, outcome: Outcome, file: Path | None = None) -> doc.Do
     )  # fmt: skip
 
 
-def ordered(run: GateRun, outcome: Outcome) -> list[tuple[int, str, Row]]:
+def ordered(run: GateRun, outcome: Outcome) -> _Named:
     """The cells with numbers and names, the worst verdict first; of equal ones the slowest."""
     rows = zip(range(len(run.cells)), labels(run.cells)[1], outcome.rows, strict=True)
     return sorted(rows, key=lambda of: (VERDICTS.index(of[2].verdict), -(of[2].ratio or 0.0)))
 
 
-def _conclusion(outcome: Outcome) -> doc.Finding:
-    words: dict[ExitCode, tuple[doc.Sign, str, str]] = {
+def _against(words: str, rows: _Named) -> doc.Sentence:
+    """`1 regressed: naive n=512 time +10.4 %`: the words, and how the worst cells changed."""
+    bad = [(name, row) for _, name, row in rows if SIGNS[row.verdict] == "bad"]
+    named: dict[str, Any] = {"words": words}
+    for i, (name, row) in enumerate(bad[:MOST_NAMED]):
+        named |= {f"name{i}": name, f"change{i}": changed(row)}
+    cells = "; ".join(f"{{name{i}}} {{change{i}}}" for i in range(len(named) // 2))
+    more = f" and {len(bad) - MOST_NAMED} more" if len(bad) > MOST_NAMED else ""
+    return doc.sentence("{words}" + ": " * bool(cells) + cells + more, **named)
+
+
+def _conclusion(outcome: Outcome, rows: _Named) -> doc.Finding:
+    words: dict[ExitCode, tuple[doc.Sign, str, doc.Words]] = {
         ExitCode.OK: ("good", "passed", outcome.words),
-        ExitCode.FINDING: ("bad", "failed", outcome.words),
+        ExitCode.FINDING: ("bad", "failed", _against(outcome.words, rows)),
         ExitCode.USAGE: ("none", outcome.words, ""),
         ExitCode.INCONCLUSIVE: ("open", "not passed", outcome.words),
         ExitCode.ENVIRONMENT: ("open", "not to be trusted", outcome.controls.untrusted or ""),
@@ -121,7 +134,10 @@ def _conclusion(outcome: Outcome) -> doc.Finding:
 
 def finding(name: str, row: Row) -> doc.Finding:
     """The verdict on a cell."""
-    figures = {"ratio": doc.Value(row.ratio, "change", low=row.low, high=row.high)}
+    of = "time" * bool(row.trade)  # what has grown is said beside it
+    figures = {"ratio": doc.Value(row.ratio, "change", low=row.low, high=row.high, of=of)}
+    grown = {c.metric: c.ratio for c in row.changes if c.metric != "time" and c.ratio is not None}
+    figures |= {metric: doc.Value(ratio, "change") for metric, ratio in grown.items()}
     if row.wins is not None:
         figures |= {"wins": doc.Value(row.wins), "rounds": doc.Value(row.rounds)}
     group, _, test = row.cell.impl.partition("::")  # of the node id of a test
@@ -137,7 +153,8 @@ def changed(row: Row) -> doc.Value:
         return doc.Value(None, "change")
     first = row.changes[0]
     low, high = (row.low, row.high) if first.metric == "time" else (None, None)
-    return doc.Value(first.ratio, "change", low=low, high=high, of=first.metric)
+    mark = f", {row.trade}" if row.trade else ""
+    return doc.Value(first.ratio, "change", low=low, high=high, of=first.metric, mark=mark)
 
 
 def wins(row: Row) -> doc.Value:
@@ -285,17 +302,17 @@ def profiles(run: GateRun, outcome: Outcome) -> list[str]:
         own += ["--base", run.base.commit[:12]]
         for file in run.candidate.files:
             own += ["--impl", os.path.relpath(file, run.candidate.root)]
-    files = [["--impl", str(version.ref)] for version in (run.base, run.candidate)]
+    elif run.base.is_file:
+        own = ["--impl", str(run.candidate.ref), "--against", str(run.base.ref)]
     rows = [
         row
         for row in outcome.rows
-        if row.verdict in ("regressed", "improved") and row.ratio is not None
+        if row.verdict in ("regressed", "larger", "improved") and row.ratio is not None
     ]
     rows.sort(key=lambda row: -abs(math.log(row.ratio or 1.0)))
     return [
-        f"{profile_command(row.cell.case, row.cell.impl)} {shlex.join(flags)}".rstrip()
+        f"{profile_command(row.cell.case, row.cell.impl)} {shlex.join(own)}".rstrip()
         for row in rows[:MOST_PROFILES]
-        for flags in (files if run.base.is_file else [own])
         if isinstance(row.cell, MeasuredCell)
     ]
 
