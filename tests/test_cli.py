@@ -89,6 +89,18 @@ WRONG_SWEEPS = {
     "a case with an unknown key": (["--case", "B=2,mak=causal"], ["'mak' (--case B=2", "'mask'?"]),
     "a case with a count of 0": (["--case", "B=2,count=0"], ["--case B=2,count=0: count", "'0'"]),
     "a case without a value": (["--case", "B=2,H"], ["--case B=2,H: write it as KEY=VALUE"]),
+    "an empty case": (["--case", ""], ["--case '': write it as KEY=VALUE", "such as B=2,n=512"]),
+    "a case's key of another workload": (
+        ["--case", "Q=4,n=64"], ["n=64: Q does not apply to workload attention", "decode"]
+    ),
+    "items of another number": (
+        ["--case", "lengths=30+51,B=3"], ["B=3 is not the number of lengths, 2"]
+    ),
+    "padding longer than the keys": (
+        ["--seq-lens", "64", "--masks", "padding:100"],
+        ["mask padding:100 has items of 100 keys, of which there are 64"],
+    ),
+    "a time in another unit": (["--max-total-time", "1ms"], ["--max-total-time", "from 1s on"]),
     "a case with two lengths": (["--case", "L=4,n=5"], ["--case L=4,n=5: n is given twice"]),
     "a case that is two": (["--case", "L=64..128"], ["--case L=64..128: L is given twice"]),
     "a case of sizes that do not fit": (["--case", "H=4,G=3"], ["--kv-heads must divide --heads"]),
@@ -125,6 +137,14 @@ WRONG_SWEEPS = {
     "name that means something": (["--name", "latest"], ["--name"]),
     "resume of the latest of none": (["--resume", "latest"], ["no run in results yet"]),
 }  # fmt: skip
+
+
+def test_a_sweep_of_which_nothing_can_run_says_why_and_leaves_no_folder(
+    cli, assert_refused, tmp_path
+):
+    small = ("--seq-lens", "16", "--masks", "window:4", "--output", tmp_path / "o")
+    assert_refused(cli("sweep", "--impls", "performer", *small), "performer: ", "window:4")
+    assert not (tmp_path / "o").exists()
 
 
 @pytest.mark.usefixtures("imagined_worker")

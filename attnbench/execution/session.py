@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from attnbench.base import units
 from attnbench.base.files import digest
 from attnbench.base.git import commit_of
 from attnbench.base.registry import require
@@ -316,8 +317,11 @@ def _plan(request: SweepRequest, catalogue: Catalogue, runner: Executor) -> Plan
         cells, runner.reasons(cells), processes=request.settings.processes, mismatches=mismatches,
         unnamed={cell.impl for cell in cells} - asked,
     )  # fmt: skip
-    if not plan.jobs and all(record.status == "skipped" for record in plan.decided):
-        raise UsageError(str(plan.decided[0].reason))  # nobody could make sense of any of it
+    if not plan.jobs:
+        why = units.by_reason({each.cell.impl: str(each.reason) for each in plan.decided})
+        if all(record.status == "skipped" for record in plan.decided):
+            why = str(plan.decided[0].reason)  # nobody could make sense of any of it
+        raise UsageError(why)
     runs = {cell.impl for job in plan.jobs for cell in job.cells()}
     by_preset = request.options.get("preset") and not request.options.get("impls")
     for record in () if by_preset else plan.decided:

@@ -46,7 +46,8 @@ def listed(texts: Iterable[str], file: Path | None, axes: Mapping[str, Any]) -> 
     for text in texts:
         pairs = [part.partition("=")[::2] for part in text.split(",")]
         if not all(value for _, value in pairs):
-            raise UsageError(f"--case {text:.200}: write it as KEY=VALUE,KEY=VALUE")
+            like = "KEY=VALUE,KEY=VALUE, such as B=2,n=512,mask=causal"
+            raise UsageError(f"--case {text[:200] or repr('')}: write it as {like}")
         found.append(_one(f"--case {text:.200}", pairs, workload))
     for number, row in enumerate(_rows(file) if file else [], start=1):
         found.append(_one(f"{file} (--cases), case {number}", row, workload))
@@ -100,6 +101,10 @@ def _one(where: str, pairs: Iterable[tuple[Any, Any]], workload: str) -> list[Ax
                 raise UsageError(f"{where}: {key} is given twice, or has several values")
             given[axis.keyword] = values[0]
     ways = [{"workload": workload, "step": "call", **given}]
+    for axis in (KEYWORDS[name] for name in given if name in KEYWORDS):
+        if not axis.applies(str(ways[0]["workload"])):
+            of = f"workload {ways[0]['workload']}; it does to {', '.join(axis.of or ())}"
+            raise UsageError(f"{where}: {axis.symbol or axis.field} does not apply to {of}")
     try:
         ways = _ragged(**ways[0]) if "lengths" in given else ways
         sweeps = [Axes(**way) for way in ways]
@@ -113,7 +118,9 @@ def _one(where: str, pairs: Iterable[tuple[Any, Any]], workload: str) -> list[Ax
 def _ragged(lengths: str, masks: str = "full", **given: Any) -> list[dict[str, Any]]:
     """A batch of items of these lengths: padded, and packed."""
     sizes, clash = _LENGTHS.read(lengths), given.keys() & _BY_LENGTHS
-    wrong = [f"{KEYWORDS[name].field} is given" for name in sorted(clash)]
+    if isinstance(sizes, tuple) and given.get("batch_sizes", len(sizes)) != len(sizes):
+        raise UsageError(f"B={given['batch_sizes']} is not the number of lengths, {len(sizes)}")
+    wrong = [f"{KEYWORDS[name].symbol or 'mask'} is given" for name in sorted(clash)]
     wrong += [f"mask is {masks}"] * (masks not in ("full", "causal"))
     wrong += [f"workload is {given['workload']}"] * (given["workload"] != "attention")
     if not isinstance(sizes, tuple) or wrong:
