@@ -1,5 +1,6 @@
 """Each property of `attnbench check` is missed by an implementation that was made to lack it."""
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -79,6 +80,17 @@ def verdicts() -> dict[str, set[str]]:
 @pytest.mark.parametrize("lacking", sorted({*PROPERTIES.names()} - {HIDDEN_NAN}), indirect=True)
 def test_what_lacks_a_property_fails_for_it(lacking: str) -> None:
     assert "incorrect" in verdicts()[lacking]
+
+
+@pytest.mark.parametrize("lacking", ["gradcheck"], indirect=True)
+def test_a_gradient_that_is_not_the_outputs_is_named_with_its_place_and_both_values(
+    lacking: str,
+) -> None:
+    item = next(x for x in ITEMS if x.draw["property"] == lacking)
+    result: dict[str, Any] = check_item(item.case, "lacking", item.draw, 0)
+    assert re.search(
+        r"dv\[0, \d, \d, \d\] is \S+, by finite differences \S+ \(off by", result["reason"]
+    )
 
 
 @pytest.mark.parametrize("lacking", ["exact-in-its-limit"], indirect=True)

@@ -8,7 +8,7 @@ implementation and drawn tensors, and raises where the property does not hold.
 from __future__ import annotations
 
 import inspect
-import textwrap
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -153,8 +153,33 @@ def gradients(case: Case, impl: Implementation, tensors: Tensors) -> None:
         try:
             torch.autograd.gradcheck(call, inputs, atol=1e-4, rtol=1e-3, nondet_tol=1e-9)
         except GradcheckError as err:
-            text = textwrap.shorten(str(err), 200, placeholder=" …")
+            text = str(err).partition("\n")[0]
+            if "Jacobian mismatch" in text:
+                text = _farthest(call, inputs)
             raise IncorrectError(f"gradients are not those of the output: {text}") from err
+
+
+def _farthest(call: Any, inputs: list[torch.Tensor]) -> str:
+    """Where the gradient of ½ Σ o² differs most from central differences, and both values."""
+
+    def loss() -> torch.Tensor:
+        found: torch.Tensor = call(*inputs).square().sum() / 2
+        return found
+
+    worst, step = (-1.0, ""), 1e-5
+    grads = torch.autograd.grad(loss(), inputs, allow_unused=True, materialize_grads=True)
+    for name, x, grad in zip("qkv", inputs, grads, strict=True):
+        for place in itertools.product(*map(range, x.shape)):
+            with torch.no_grad():
+                value, ends = x[place].clone(), []
+                for moved in (value + step, value - step):
+                    x[place] = moved
+                    ends.append(float(loss()))
+                x[place] = value
+            numeric, own = (ends[0] - ends[1]) / (2 * step), float(grad[place])
+            where = f"d{name}{list(place)} is {own:.3g}, by finite differences {numeric:.3g}"
+            worst = max(worst, (abs(own - numeric), where))
+    return f"{worst[1]} (off by {worst[0]:.3g}, the most)"
 
 
 def two_in_flight(case: Case, impl: Implementation, tensors: Tensors) -> None:
