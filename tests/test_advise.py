@@ -158,6 +158,17 @@ def test_a_name_that_is_taken_by_advice_cannot_be_resumed(tmp_path):
 PADDED = Case(batch=2, heads=8, seq_len=512, mask=parse_mask("padding:512+128"))
 
 
+@pytest.mark.parametrize(("status", "says"), [("error", "fails"), ("incorrect", "is wrong")])
+def test_a_kernel_of_yours_that_has_no_right_result_is_the_finding(tmp_path, status, says):
+    records = [timed("sdpa", 100.0), timed("naive", 170.0)]
+    records.append(synthetic.failed(CALL, "mine", status, "ValueError: no such tile"))
+    shown = document(advice_of(tmp_path, *records, own=["mine"])[0])
+    assert (shown.exit_code, shown.conclusion.verdict) == (1, f"mine {says}")
+    assert "no such tile" in str(shown.conclusion.reason)
+    others = document(advice_of(tmp_path / "not-mine", *records)[0])
+    assert (others.exit_code, others.conclusion.verdict) == (0, "keep sdpa")
+
+
 def test_a_padded_batch_is_compared_with_the_best_of_its_tokens_packed(tmp_path):
     records = [
         timed("sdpa", 150.0, PADDED), timed("sdpa-items", 100.0, PADDED),

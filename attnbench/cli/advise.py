@@ -43,8 +43,8 @@ def advise(**options: Any) -> None:
 
     For each call: the best implementation, what the default (sdpa) costs beside it, with an
     interval, the memory of both, and the line of torch or transformers to change. Exits 1 if sdpa
-    or an implementation of yours is wrong, 2 if there is nothing to compare, 3 if no call is
-    decided.
+    or an implementation of yours is wrong, or yours raises, 2 if there is nothing to compare, 3 if
+    no call is decided.
     """
     from attnbench.cli.progress import AdviceDisplay
     from attnbench.execution import advising, session

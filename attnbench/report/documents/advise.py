@@ -58,7 +58,8 @@ def document(
     frame = table.load(run, DEFAULT)
     found = analysis.advices(run, frame, asked)
     mine = frame["impl"].isin([DEFAULT, *(run.info.get("own") or ())])
-    wrong = frame[mine & (frame["status"] == "incorrect")]
+    raised = (frame["impl"] != DEFAULT) & frame["status"].isin(["error", "crashed"])
+    wrong = frame[mine & ((frame["status"] == "incorrect") | raised)]
     if not found and wrong.empty and not run.unfinished:
         reasons = "; ".join(dict.fromkeys(frame["reason"].dropna()))[:300]
         raise UsageError(
@@ -94,7 +95,9 @@ def document(
 
 def _conclusion(run: Run, found: Sequence[Advice], wrong: pd.DataFrame) -> doc.Finding:
     if len(wrong):
-        verdict, why = f"{wrong['impl'].iloc[0]} is wrong", str(wrong["reason"].iloc[0])
+        first = wrong.sort_values("status", key=lambda of: of != "incorrect").iloc[0]
+        verdict = f"{first['impl']} " + ("is wrong" if first["status"] == "incorrect" else "fails")
+        why = str(first["reason"])
         return doc.Finding(sign="bad", verdict=verdict, subject=run.run_id, reason=why)
     there = {each.verdict for each in found} or {"open"}
     worst = next(verdict for verdict in analysis.WORST_FIRST if verdict in there)
