@@ -189,3 +189,14 @@ def test_words_that_readers_stumble_over_stand_in_no_page_help_or_message():
                     texts[f"{file}:{part.lineno}"] = part.value
     texts |= {str(f): f.read_text("utf-8") for f in (ROOT / "attnbench").rglob("*.toml")}
     assert {where: found[0] for where, text in texts.items() if (found := WORDS.search(text))} == {}
+
+
+def test_the_tables_of_a_page_fit_the_terminal_and_a_pipe_gets_them_as_they_are(cli, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert cli("docs", "notes").stdout == PAGES["notes.md"]
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = cli("docs", "notes").stdout.splitlines()
+    assert not [line for line in shown if line.startswith("|")]
+    raw = PAGES["notes.md"].splitlines()
+    assert max(len(line) for line in shown if line not in raw) <= 80
+    assert "wrong sign:" in " ".join(shown)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,6 +25,9 @@ from attnbench.cli.options import (
     written,
 )
 from attnbench.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @click.command("list")
@@ -226,12 +230,28 @@ def _pages() -> dict[str, Path]:
 def docs(topic: str | None) -> None:
     """Print a page of the documentation.
 
-    Without a TOPIC list the pages.
+    Its tables are as wide as the terminal. Without a TOPIC list the pages.
     """
+    from attnbench.report.render import tables
+
     pages = _pages()
     if topic is None:
         for name, file in pages.items():
             say(f"{name:12} {file.read_text('utf-8').splitlines()[0].lstrip('# ')}", hang=13)
         return
     require("topic", [name := Path(topic).stem], pages)
-    click.echo(pages[name].read_text("utf-8"), nl=False)
+    text, to = pages[name].read_text("utf-8"), tables.console()
+    if to.width < 10_000:  # else a program reads it
+        text = re.sub(r"(?:^\|.*\n)+", lambda found: _table(found[0], to), text, flags=re.MULTILINE)
+    click.echo(text, nl=False)
+
+
+def _table(text: str, to: Console) -> str:
+    """A table of Markdown as the terminal has room for it."""
+    from attnbench.report.render import tables
+
+    head, _, *rows = (
+        [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in text.splitlines()
+    )
+    return tables.shown(tables.grid(head, rows, to=to), to=to)
