@@ -12,8 +12,11 @@ from matplotlib.figure import Figure
 from msgspec import structs
 from rich.console import Console
 
+from attnbench.analysis.axes import label_axes
+from attnbench.analysis.table import load
 from attnbench.base import units
 from attnbench.report import figures
+from attnbench.report.document import Table, Text, Value
 from attnbench.report.documents import sweep
 from attnbench.report.render import rendered, tables
 from attnbench.schema.case import PASSES, Case, parse_mask
@@ -168,6 +171,26 @@ def test_every_reason_of_a_failure_stands_in_both_pages(pages, name):
         if record.reason:
             assert re.sub(r"\s+", " ", record.reason) in flat
             assert f": {record.status}: " in markdown
+
+
+def test_a_run_without_a_time_has_no_figures_and_says_so_if_one_is_asked_for(pages, cli):
+    assert "A colour and a marker" not in Page(pages["failed"]).text
+    asked = cli("report", pages["failed"].parent, "--figure", "time")
+    assert (asked.exit_code, "none: no cell has a time" in asked.stderr) == (2, True)
+
+
+def test_a_footnote_stands_right_below_the_table_that_has_its_mark():
+    run = load_run(Path(__file__).parents[1] / "results" / "verify-cpu")
+    frame = load(run, None)
+    odd = frame["speedup_reason"].notna() & frame["speedup"].notna()
+    own = frame[frame["case_id"].isin(frame[odd]["case_id"])]
+    table, notes, *_ = sweep.results_table(own, label_axes(own))
+    assert isinstance(table, Table)
+    assert isinstance(notes, Text)
+    cells = [cell for row in table.rows for cell in row if isinstance(cell, Value)]
+    assert [cell for cell in cells if cell.mark.startswith("*")]
+    assert notes.lines
+    assert all(str(line).startswith("* ") for line in notes.lines)
 
 
 def test_texts_from_outside_are_escaped(pages):

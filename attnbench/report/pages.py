@@ -177,7 +177,7 @@ def draw_for_paper(
         found += of_growth(scaling(replace(run, records=kept)))
     had = dict.fromkeys(sketch.kind.name for sketch in found)
     for name in (name for name in names if name not in had):
-        there_are = ", ".join(had) or "none"
+        there_are = ", ".join(had) or "none: no cell has a time for them"
         raise UsageError(f"no data for figure '{name}' (--figure); there are: {there_are}")
     folder, paths = run.path / "figures", []
     try:

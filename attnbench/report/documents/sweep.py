@@ -218,6 +218,14 @@ def results_table(
         spare=[name for name in _SPARE if name in columns], cut="impl", grouped=True,
         intervals=CI, bold=[i for i, x in enumerate(fastest) if x], **more,
     )  # fmt: skip
+    odd = frame[frame["speedup_reason"].notna() & (frame["impl"] != frame["baseline"])]
+    yield doc.Text(
+        [
+            f"* {row['impl']}, n={row['seq_len']}: {row['speedup_reason']}"
+            for row in odd[odd["speedup"].notna()].head(3).to_dict("records")
+        ],
+        quiet=True,
+    )
     same = [(heads[name], value) for name, value in alike.items() if value not in _NOTHING]
     if same:
         text = ", ".join(f"{name} {{{i}}}" for i, (name, _) in enumerate(same))
@@ -235,14 +243,9 @@ def _results(frame: pd.DataFrame, where: str) -> Iterator[doc.Part]:
         return
     bold = "Bold: the fastest of a case, and all that cannot be told apart from it."
     yield from results_table(shown, label_axes(frame), most=SHOWN, bold_means=bold)
-    odd = shown[shown["speedup_reason"].notna() & (shown["impl"] != shown["baseline"])]
-    notes: list[doc.Words] = [
-        f"* {row['impl']}, n={row['seq_len']}: {row['speedup_reason']}"
-        for row in odd[odd["speedup"].notna()].head(3).to_dict("records")
-    ]
     if left_out := len(measured) - len(shown):
-        notes.append(f"Only the largest n; {left_out} more rows: attnbench export {where}")
-    yield doc.Text(notes, quiet=True)
+        more = f"Only the largest n; {left_out} more rows: attnbench export {where}"
+        yield doc.Text([more], quiet=True)
 
 
 def _steps(run: Run, frame: pd.DataFrame) -> Iterator[doc.Part]:
@@ -412,8 +415,9 @@ def limit_rows(environment: Mapping[str, Any]) -> list[tuple[str, doc.Value, doc
 def _figures(
     frame: pd.DataFrame, costs: pd.DataFrame, found: Scaling, crossing: Sequence[Crossover]
 ) -> Iterator[doc.Section]:
-    charts = doc.Figure(title="Figures", draw="pages.draw_charts", of=(frame, costs, crossing))
-    yield doc.Section("Figures", [doc.Text([PLOTS], quiet=True), charts])
+    if (frame["status"] == "ok").any():
+        charts = doc.Figure(title="Figures", draw="pages.draw_charts", of=(frame, costs, crossing))
+        yield doc.Section("Figures", [doc.Text([PLOTS], quiet=True), charts])
     if found.exponents or found.exact or found.models:
         figure = doc.Figure(title="Growth", draw="pages.draw_growth", of=(found,))
         yield doc.Section("How cost grows", [*laws(found), figure])
