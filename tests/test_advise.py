@@ -279,8 +279,8 @@ def test_python_measures_advises_from_what_is_stored_and_has_the_table(cli, here
 
 
 WRONG: dict[str, dict[str, Any]] = {
-    "budget=… takes a time from 1s on, such as 90s or 2m30s, not 'soon'": {"budget": "soon"},
-    "budget=… takes a time from 1s on, such as 90s or 2m30s, not '0'": {"budget": 0},
+    "budget=… takes a time from 1s on, such as 90s or 5m, not 'soon'": {"budget": "soon"},
+    "budget=… takes a time from 1s on, such as 90s or 5m, not '0'": {"budget": 0},
     "budget=1.00 s is too short: starting took": {"budget": 1, "seq_lens": 64},
     "remove impls=…, budget=…": {"run": "latest", "impls": "naive", "budget": "2m"},
     "step=… and tokens=… go with model=NAME": {"tokens": "2k"},

@@ -359,7 +359,7 @@ def parse_duration(text: str, flag: str) -> float:
     found = _DURATION.fullmatch(text.strip())
     parts = [_number(part or "0") for part in found.groups()] if found else []
     if None in parts or not any(parts):
-        raise UsageError(f"{flag} takes a time from 1s on, such as 90s or 2m30s, not {text[:40]!r}")
+        raise UsageError(f"{flag} takes a time from 1s on, such as 90s or 5m, not {text[:40]!r}")
     return sum(unit_s * (part or 0.0) for unit_s, part in zip((3600, 60, 1), parts, strict=True))
 
 

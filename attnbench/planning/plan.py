@@ -327,13 +327,9 @@ def _sized(chosen: dict[str, Any]) -> dict[str, int]:
 
 def mismatch(axes: Axes, case: Case) -> str | None:
     """Why this case of `axes` is not what was asked for: a width that does not divide, padding."""
-    if (
-        case.workload == "attention"
-        and (longest := max(case.mask.lengths, default=0)) > case.kv_len
-    ):
-        return (
-            f"mask {case.mask.text} has items of {longest} keys, of which there are {case.kv_len}"
-        )
+    longest, keys = max(case.mask.lengths, default=0), case.kv_len
+    if case.workload == "attention" and longest > keys:
+        return f"mask {case.mask.text} has items of {longest} keys, of which there are {keys}"
     if not TRAITS.get(axes.workload).heads:
         return None
     known, flag = {

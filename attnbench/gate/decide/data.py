@@ -65,9 +65,8 @@ class Rules:
 
     def allowed(self, resource: str) -> float:
         """By which share `flops` or `memory` may grow."""
-        if isinstance(self.growth, Mapping):
-            return self.growth.get(resource, GROWTH[resource])
-        return self.growth
+        of = self.growth if isinstance(self.growth, Mapping) else {resource: self.growth}
+        return of.get(resource, GROWTH[resource])
 
     @property
     def margin(self) -> float:

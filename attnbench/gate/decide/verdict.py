@@ -79,10 +79,9 @@ def _rows(run: GateRun, times: SequentialDecision) -> Iterator[Row]:
 
 def _trade(row: Row) -> str:
     """What the time does where a cell is larger: `12 % faster`, or its verdict."""
-    if row.ratio is None or row.verdict not in ("improved", "ok"):
-        return f"time {row.verdict}"
-    faster = f"{brief_percent(1 - row.ratio)} faster"
-    return faster if row.verdict == "improved" else f"time {change(row.ratio)}"
+    if row.verdict == "improved" and row.ratio is not None:
+        return f"{brief_percent(1 - row.ratio)} faster"
+    return f"time {change(row.ratio) if row.verdict == 'ok' else row.verdict}"
 
 
 def _timed(run: GateRun, number: int, times: SequentialDecision) -> Row:

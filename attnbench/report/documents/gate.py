@@ -134,8 +134,8 @@ def _conclusion(outcome: Outcome, rows: _Named) -> doc.Finding:
 
 def finding(name: str, row: Row) -> doc.Finding:
     """The verdict on a cell."""
-    of = "time" * bool(row.trade)  # what has grown is said beside it
-    figures = {"ratio": doc.Value(row.ratio, "change", low=row.low, high=row.high, of=of)}
+    of = "time" * bool(row.trade)  # what has grown stands next to it
+    figures = {"ratio": doc.Value(row.ratio, "change", row.low, row.high, of)}
     grown = {c.metric: c.ratio for c in row.changes if c.metric != "time" and c.ratio is not None}
     figures |= {metric: doc.Value(ratio, "change") for metric, ratio in grown.items()}
     if row.wins is not None:
@@ -153,8 +153,8 @@ def changed(row: Row) -> doc.Value:
         return doc.Value(None, "change")
     first = row.changes[0]
     low, high = (row.low, row.high) if first.metric == "time" else (None, None)
-    mark = f", {row.trade}" if row.trade else ""
-    return doc.Value(first.ratio, "change", low=low, high=high, of=first.metric, mark=mark)
+    mark = f", {row.trade}" * bool(row.trade)
+    return doc.Value(first.ratio, "change", low, high, first.metric, mark)
 
 
 def wins(row: Row) -> doc.Value:
