@@ -32,10 +32,10 @@ def row_of(
     ({}, "compute"),  # 10 µs of matmuls, 5 µs of traffic, 3 µs of launches
     ({"flops_executed": 900_000}, "memory"),  # 4.5, 5 and 3 µs
     ({"kernel_count": 11}, "launch"),  # 10, 5 and 11 µs
-    ({"enqueue_us": 95.0}, "launch"),  # the host takes 95 of 100 µs
-    ({"enqueue_us": 94.9}, "compute"),
-    ({"enqueue_us": 195.0, "hidden_us": 100.0}, "launch"),
-    ({"enqueue_us": 195.0, "hidden_us": 101.0}, "compute"),  # issued before the device is done
+    ({"enqueue_us": 80.0}, "launch"),  # the host takes 80 of 100 µs
+    ({"enqueue_us": 79.9}, "compute"),
+    ({"enqueue_us": 180.0, "hidden_us": 100.0}, "launch"),
+    ({"enqueue_us": 180.0, "hidden_us": 101.0}, "compute"),  # issued before the device is done
     ({"enqueue_us": 100.0, "kernel_count": None}, "launch"),
     ({"flops_executed": None}, "compute"),  # the useful ones: 5 µs, as much as the traffic
     ({"kernel_count": None}, None),

@@ -143,7 +143,7 @@ def test_the_docs_are_printed_from_the_wheel_as_they_are(python, tmp_path):
     assert shown == (ROOT / "docs" / "gate.md").read_text(encoding="utf-8")
     ended = python("-m", "attnbench", "docs", "own-kernl", cwd=tmp_path)
     assert ended.returncode == 2
-    assert "'own-kernl', did you mean 'own-kernel'?; known: advise, columns, " in ended.stderr
+    assert "'own-kernl', did you mean 'own-kernel'?; known: advise, " in ended.stderr
 
 
 def test_a_report_is_drawn_with_the_templates_in_the_wheel(python, tmp_path):
@@ -203,6 +203,7 @@ LEFT_OUT = {
         attnbench check --impl my_kernel.py --watch
         attnbench sweep --impl my_kernel.py --impls mine,sdpa
         attnbench gate --impl new.py --against old.py
+        attnbench capture -- python my_model.py
         attnbench advise --seq-lens 512,2048 --masks causal --impl mine.py""",
     "a commit, or another environment": """
         attnbench gate
@@ -214,6 +215,7 @@ LEFT_OUT = {
     "minutes: no option makes it shorter": """
         attnbench verify --sweep""",
     "an argument: the command's name alone": """
+        attnbench capture
         attnbench compare
         attnbench history
         attnbench merge
