@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from attnbench.execution.session import PRESET_ON
 from attnbench.planning.plan import expand
 from attnbench.planning.presets import PRESETS
 from attnbench.schema.finding import Cost, LawFinding, Verdict, exit_code
-from attnbench.store.runs import Run, load_run
+from attnbench.store.runs import load_run
 from tests import synthetic
 
 MADE = Path("results/made")
@@ -155,54 +154,3 @@ def test_the_gru_on_a_gpu_is_one_that_cudnn_takes_beside_layers_of_its_width_and
     assert {dtype for _, dtype, _ in keys["recurrent"]} == {"float16"}
     assert len(keys["recurrent"]) == 2
     assert keys["recurrent"] <= keys["layer"]
-
-
-# Until decided.
-
-
-@pytest.fixture
-def open_cells(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """What is missing each time: n = 128 takes three processes to decide, and n = 256 two."""
-    needed, measured = {128: 3, 256: 2}, []
-
-    def scaling(run: Run) -> Scaling:
-        counts = Counter(part.cell.case.seq_len for part in run.parts)
-        missing = {
-            part.cell: None
-            for part in run.parts
-            if counts[n := part.cell.case.seq_len] < needed.get(n, 0)
-        }
-        measured.append([cell.case.seq_len for cell in missing])
-        verdict: Verdict = "inconclusive" if missing else "holds"
-        return Scaling(problems=(_finding(verdict),), missing=tuple(missing))
-
-    monkeypatch.setattr("attnbench.analysis.scaling.scaling", scaling)
-    return measured
-
-
-SWEEP = ("sweep", "--impls", "naive", "--seq-lens", "128..512", "--name", "made", "--quiet")
-
-
-@pytest.mark.usefixtures("imagined_worker")
-def test_what_keeps_a_verdict_open_is_measured_again_until_it_is_decided(cli, open_cells):
-    assert cli(*SWEEP).exit_code == ExitCode.OK
-    result = cli("verify", "made", "--until-decided")
-    assert result.exit_code == ExitCode.OK, result.stderr
-    assert open_cells == [[128, 256], [128], [], []]
-    processes = [(part.cell.case.seq_len, part.process) for part in load_run(MADE).parts]
-    assert sorted(processes) == [(128, 0), (128, 1), (128, 2), (256, 0), (256, 1), (512, 0)]
-    assert "measured 2 cells again, 3 times in all" in result.stderr
-    assert "0 findings stay open" in result.stderr
-
-
-@pytest.mark.usefixtures("imagined_worker", "open_cells")
-def test_a_budget_that_would_not_last_is_not_begun(cli):
-    cli(*SWEEP)
-    result = cli("verify", "made", "--until-decided", "--budget", "1s")  # a cell takes longer
-    assert result.exit_code == ExitCode.INCONCLUSIVE
-    assert "the budget is spent, and 2 cells are not known well enough" in result.stderr
-    assert {part.process for part in load_run(MADE).parts} == {0}
-
-
-def test_a_budget_is_for_what_is_measured_again(cli, assert_refused):
-    assert_refused(cli("verify", "made", "--budget", "5m"), "--budget", "--until-decided")

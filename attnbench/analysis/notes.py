@@ -29,6 +29,7 @@ FRESH = 0.1  # of a time; less is within most intervals
 WIDE = 0.1  # half an interval / its time: differences below it are lost in such a time
 TAKEN = 0.02  # of the processor time, by other work; less is the system's own
 LONG_S, PROCESSES = 3, 3  # seconds a cell and processes from which more of them is no remedy
+FEW_CASES = 12  # that a command names one by one
 # Of the options of a sweep, what the next one has of its own, and what is the default anyway.
 _OWN = ("name", "command", "min_time", "shard", "max_total_time", "budget_s", "not_compiled")
 _DEFAULTS = {
@@ -223,21 +224,23 @@ def remedy(run: Run, rows: pd.DataFrame) -> str:
 def _command(run: Run, rows: pd.DataFrame, **changed: Any) -> str:
     """The sweep that measures the cases of these rows again, with other options.
 
-    A preset is several sweeps: what an axis names would hold in each, so its cases are listed.
+    A preset is several sweeps: what an axis names would hold in each, so its cases are listed, if
+    they are few.
     """
     again = {
         name: value
         for name, value in (run.info.get("options") or {}).items()
         if name not in _OWN and value != _DEFAULTS.get(name)
     }
-    if again.pop("preset", None):
+    if "preset" in again and rows["case_id"].nunique() <= FEW_CASES:
+        del again["preset"]
         again = {n: x for n, x in again.items() if n not in {"workload", *KEYWORDS}}
         cases = {x.cell.case.case_id: x.cell.case for x in run.records}
         again["case"] = [case_text(cases[name]) for name in rows["case_id"].unique()]
         again["max_time"] = (run.info.get("settings") or {}).get("max_time_s") or 1.0
         reads = rows["kv_len"] > rows["seq_len"]  # cold where a list has it, unless told otherwise
         again |= {"l2": "warm"} if (reads & (rows["l2"] == "warm")).any() else {}
-    elif not again.keys() & {"model", "case", "cases"}:  # which have their lengths
+    elif not again.keys() & {"preset", "model", "case", "cases"}:  # which have their lengths
         again["seq_lens"] = []
         for name in again.keys() & KEYWORDS.keys() - {"scales"}:  # of which null is a value
             again[name] = sorted(rows[KEYWORDS[name].field].dropna().unique().tolist())

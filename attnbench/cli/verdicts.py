@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from attnbench.base import units
 from attnbench.cli.options import (
     RUN,
     command_options,
@@ -22,11 +19,6 @@ from attnbench.cli.options import (
 )
 from attnbench.errors import UsageError
 
-if TYPE_CHECKING:
-    from attnbench.schema.record import Cell
-    from attnbench.store.folder import RunFolder
-
-AT_ONCE = 8  # cells measured again before the verdicts are asked for again
 _SWEEP_ONLY = ("device", "impls", "files", "threads", "seed", "name")
 
 
@@ -54,15 +46,13 @@ def verify(**options: Any) -> None:
     implementations are measured, under `attention` alone.
 
     Each time is known within an interval. A law holds if all times within the intervals follow it,
-    and is refuted if none do; else the reason names the sizes that need more precision.
-    --until-decided measures these again in fresh processes, the least certain first: those of RUN,
-    on the machine that made it, or after --sweep for the rest of the budget.
+    and is refuted if none do; else the reason names the sizes that need more precision, and
+    `decide` is the command that measures them for longer in fresh processes.
     """
     from attnbench.analysis.scaling import scaling
     from attnbench.report.documents.verify import document
     from attnbench.store.folder import SWEEP, RunFolder
 
-    until = time.monotonic() + options["budget_s"]
     flags = [flag for name, flag in given().items() if name in _SWEEP_ONLY]
     if options["measures"] and options["run"]:
         raise UsageError(
@@ -70,8 +60,6 @@ def verify(**options: Any) -> None:
         )
     if flags and not options["measures"]:
         raise UsageError(f"{', '.join(flags)} needs --sweep, which measures a run first")
-    if "budget_s" in given() and not options["until_decided"]:
-        raise UsageError("--budget needs --until-decided, which measures again what is open")
     if options["measures"]:
         from attnbench.cli.progress import SweepDisplay
         from attnbench.execution.events import follow
@@ -89,53 +77,9 @@ def verify(**options: Any) -> None:
     else:
         text = "latest" if options["run"] is None else options["run"]
     folder = RunFolder.find(text, options["output"], SWEEP)
-    if options["until_decided"]:
-        measure_until_decided(folder, until, quiet=options["quiet"])
     run = found_run(str(folder.path), options["output"])
     found = document(scaling(run), run, strict=options["strict"], every=options["verbose"])
     raise SystemExit(show(found, options))
-
-
-def measure_until_decided(folder: RunFolder, until: float, *, quiet: bool) -> None:
-    """Measure again what keeps findings of a run open, until none is or the clock shows `until`.
-
-    A few cells at a time, in the order in which they are missing; one that stays so takes turns
-    with the others. How long a cell takes is known from the last time, and by how much the last
-    few took longer than that.
-    """
-    from attnbench.analysis.scaling import scaling
-    from attnbench.cli.progress import SweepDisplay
-    from attnbench.execution.events import follow
-    from attnbench.execution.session import resume
-    from attnbench.store.runs import load_run
-
-    turns: Counter[Cell] = Counter()
-    begin, pace = time.monotonic(), 1.0
-    while True:
-        run, now = load_run(folder.path), time.monotonic()
-        found, room_s = scaling(run), (until - now) / pace
-        left_s = room_s
-        lasted_s = {part.cell.key: sum(part.spent_s.values()) for part in run.parts}
-        chosen: list[Cell] = []
-        for cell in sorted(found.missing, key=turns.__getitem__):
-            if lasted_s[cell.key] <= left_s and len(chosen) < AT_ONCE:
-                left_s -= lasted_s[cell.key]
-                chosen.append(cell)
-        if not chosen:
-            break
-        with SweepDisplay(quiet=quiet) as display:
-            follow(resume(folder, again=chosen), display.show)
-        turns.update(chosen)
-        pace = max(1.0, (time.monotonic() - now) / max(1e-3, room_s - left_s))
-    took = units.seconds(time.monotonic() - begin)
-    open_ = sum(finding.verdict == "inconclusive" for finding in found.findings)
-    why = "better times of these sizes would not decide them"
-    if found.missing:
-        why = f"the budget is spent, and {len(found.missing)} cells are not known well enough"
-    SweepDisplay(quiet=quiet).say(
-        f"measured {len(turns)} cells again, {turns.total()} times in all, in {took}:"
-        f" {open_} findings stay open" + f"; {why}" * (open_ > 0)
-    )
 
 
 @click.command()

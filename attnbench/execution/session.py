@@ -174,7 +174,6 @@ def _executor(settings: Settings, ray: str | None) -> Executor:
 def resume(
     folder: RunFolder,
     *,
-    again: Sequence[Cell] = (),
     retry: Sequence[str] = (),
     max_total_time_s: float | None = None,
     dry_run: bool = False,
@@ -183,9 +182,8 @@ def resume(
 ) -> Events[Path]:
     """Measure what a run planned and has no record of, as the run was set up.
 
-    Or, of what it has, the cells of `again` in one more process each. What has a status of `retry`
-    counts as missing. `max_total_time_s` and `ray` are as in `SweepRequest`; with `mixed` any
-    machine will do, and its records name it.
+    What has a status of `retry` counts as missing. `max_total_time_s` and `ray` are as in
+    `SweepRequest`; with `mixed` any machine will do, and its records name it.
 
     Raises:
         StoreError: the folder is not a run, its plan is damaged, or a file of the user's changed.
@@ -214,10 +212,6 @@ def resume(
         asked = [cell for cell in run.cells if cell.key not in over]
         processes = settings.processes
         missing = [c for c in asked if any((c.key, i) not in done for i in range(processes))]
-        if again:
-            counts, missing = Counter(part.cell.key for part in run.parts), list(again)
-            processes = 1 + max(counts[cell.key] for cell in again)
-            done = {(c.key, i) for c in again for i in range(processes) if i != counts[c.key]}
         plan = Plan(cells=(), jobs=())
         with _executor(settings, ray) as runner:
             runner.admit, runner.suspects = machines.admit, suspects

@@ -99,14 +99,12 @@ PARTS = (
         doc="""Hold kernels of known law to right and to wrong laws, and count the verdicts.
 
         Imagined kernels, with overheads, steps, logarithms and noise (4 minutes); and kernels that
-        take c·n, c·n^2 and c·n^3, swept beside other work and measured again until they are
-        decided (up to 3 minutes a run). Exits 1 if a goal is missed.""",
+        take c·n, c·n^2 and c·n^3, swept beside other work (a minute a run). Exits 1 if a goal is
+        missed.""",
         options=(
             _count("--draws", 200, "Series drawn of each imagined kernel over each range.", 1),
             _count("--runs", 20, "Sweeps there shall be in the end."),
             BESIDE,
-            ("--budget", {"type": DURATION, "default": "3m", "show_default": True},
-             "How long a sweep may take, with what is measured again."),
             seed_option,
         ),
     ),

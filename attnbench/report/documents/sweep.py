@@ -164,7 +164,7 @@ def document(run: Run, baseline: str | None = None, *, brief: bool = False) -> d
         sections=sections, title="" if bad or run.unfinished else next(iter(fastest), ""),
         commands=[*((name, command) for name, of in (("narrow", doubt), ("keep", fresh))
                     for command in of(run, frame)[1:] if command),
-                  *(decisive(found[0], where) if found else ()),
+                  *(decisive(found[0], run) if found else ()),
                   ("records", str(run.path / "records.jsonl")),
                   ("report", f"attnbench report {where}")],
     )  # fmt: skip

@@ -6,7 +6,9 @@ import math
 import shlex
 from collections.abc import Iterator, Sequence
 
+from attnbench.analysis.notes import remedy
 from attnbench.analysis.scaling.results import ExactFit, Scaling, Uncertain
+from attnbench.analysis.table import load
 from attnbench.base.units import tally
 from attnbench.errors import ExitCode
 from attnbench.report import document as doc
@@ -49,15 +51,19 @@ def document(
             sign=sign, verdict=verdict, subject=run.run_id, reason=_counts(found.findings)
         ),
         sections=[doc.Section("How cost grows", list(laws(found, every=every)))],
-        commands=[("run", str(run.path)), *decisive(found, where),
+        commands=[("run", str(run.path)), *decisive(found, run),
                   ("plots", f"attnbench report {where}"), ("each", f"attnbench verify {where} -v")],
     )  # fmt: skip
 
 
-def decisive(found: Scaling, where: str) -> list[tuple[str, str]]:
-    """The command that measures again what keeps findings open, if anything could decide them."""
-    command = f"attnbench verify {where} --until-decided"
-    return [("decide", command)] if found.missing else []
+def decisive(found: Scaling, run: Run) -> list[tuple[str, str]]:
+    """The command that measures all sizes of open laws for longer, if that could decide them."""
+    if not found.missing:
+        return []
+    frame, cells = load(run), found.missing
+    impls, workloads = {cell.impl for cell in cells}, {cell.case.workload for cell in cells}
+    command = remedy(run, frame[frame["impl"].isin(impls) & frame["workload"].isin(workloads)])
+    return [("decide", command)] if command else []
 
 
 def _counts(found: Sequence[LawFinding]) -> str:

@@ -9,12 +9,8 @@ from tests.validation.laws import imagined, live
 from tests.validation.runner import Ended, Figures, Tell, go_on
 
 
-def examine(
-    path: Path, tell: Tell, *, runs: int, neighbours: int, budget: float, draws: int, seed: int
-) -> Ended:
+def examine(path: Path, tell: Tell, *, runs: int, neighbours: int, draws: int, seed: int) -> Ended:
     """Judge `draws` imagined series of each kernel, and `runs` sweeps beside `neighbours`.
-
-    A sweep may take `budget` seconds, with what is measured again.
 
     Raises:
         StoreError: the folder cannot be written, or holds runs that were asked for differently.
@@ -28,7 +24,7 @@ def examine(
                 yield imagined.judged(name, sizes, draws, seed)
         for number in range(sum("kernel" not in row for row in done), runs):
             tell(f"sweep {number + 1} of {runs}")
-            yield live.measured(neighbours, budget, seed + number)
+            yield live.measured(neighbours, seed + number)
 
     def summarise(rows: list[Figures]) -> Figures:
         measured = live.summarise([row for row in rows if "kernel" not in row])
@@ -36,6 +32,6 @@ def examine(
         return {"live": measured, "imagined": drawn, "met": measured["met"] and drawn["met"]}
 
     return go_on(
-        path, {"neighbours": neighbours, "budget_s": budget, "seed": seed}, missing, summarise,
+        path, {"neighbours": neighbours, "seed": seed}, missing, summarise,
         lambda summary: [live.table(summary), imagined.table(summary["imagined"])],
     )  # fmt: skip
