@@ -6,7 +6,7 @@ BIN := .venv/bin
 OUT ?= results/gpu
 LIMIT ?= 270
 
-.PHONY: bench test unit test-fresh lint mutation gate history benchmark validate chaos gpu gpu-verify gpu-rehearsal clean
+.PHONY: bench test unit test-fresh lint mutation gate history benchmark validate chaos gpu gpu-verify clean
 
 bench: .venv/installed
 	$(BIN)/attnbench sweep --preset quick
@@ -72,11 +72,12 @@ chaos: .venv/installed
 	$(BIN)/python -m tests.validation chaos --kills 20
 	$(BIN)/python -m tests.validation chaos --on ray --kills 5
 
-# One GPU, no network: the python3 that is there with its torch; nothing is installed. The parts are
-# apart: each leaves what it has found in OUT as it finds it and is ended after LIMIT seconds, so that
-# the others have their turn whatever becomes of it. Called again, the sweep and the check go on
-# where they were cut off. What each leaves: docs/gpu.md.
-GPU := gpu-doctor gpu-test gpu-sweep gpu-report gpu-check
+# One GPU, no network: the python3 that is there with its torch; nothing is installed. A quarter of an
+# hour. The parts are apart: each leaves what it has found in OUT as it finds it and is ended after LIMIT
+# seconds, so that the others have their turn whatever becomes of it. What each leaves: docs/gpu.md.
+GPU := gpu-doctor gpu-probe gpu-test gpu-check gpu-gate gpu-advise gpu-decode
+# The preset `gpu` and its report; called again, the sweep goes on where it was cut off.
+GPU_SWEEP := gpu-sweep gpu-report
 # The same for laws, by a sweep of their own.
 GPU_VERIFY := gpu-verify-sweep gpu-verdicts gpu-verify-report
 ON_GPU = OUT="$(OUT)" LIMIT="$(LIMIT)" PYTHON="$(PYTHON)" sh tests/gpu.sh
@@ -85,14 +86,9 @@ gpu gpu-verify:
 	@status=0; for part in $(if $(filter gpu,$@),$(GPU),$(GPU_VERIFY)); do \
 	  $(ON_GPU) $$part; case $$? in 0) ;; 64) exit 64;; *) status=1;; esac; done; exit $$status
 
-.PHONY: $(GPU) $(GPU_VERIFY)
-$(GPU) $(GPU_VERIFY):
+.PHONY: $(GPU) $(GPU_SWEEP) $(GPU_VERIFY)
+$(GPU) $(GPU_SWEEP) $(GPU_VERIFY):
 	@$(ON_GPU) $@
-
-# The parts of `make gpu` on a CPU, on a simulated H100: does each work, and is each time the true one?
-# See docs/gpu.md.
-gpu-rehearsal: .venv/installed
-	$(BIN)/python -m tests.rehearsal
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,7 +10,8 @@ of it crosses are masked. Padding is cut off for each batch item. A position bia
 block, too.
 
 Scores are held in base 2, with log2(e) folded into their scale: exp2 takes a third of the time
-of exp on CPU. Half precision is computed in float32 throughout.
+of exp on CPU. Half precision is computed in float32 throughout; on CUDA its products alone are of
+half precision, summed in float32, as in fused kernels: float32 has a tenth of that rate there.
 
 Axes beyond the usual ones: `N` slices, one for each batch item and key/value head; `R` query
 heads that share a slice; `I` queries and `J` keys of a block; `M` = R·I, the rows of its matmul.
@@ -43,10 +44,10 @@ from attnbench.api import (
 LOG2_E, LN_2 = math.log2(math.e), math.log(2)
 # The maximum of a query that has seen no key yet: finite, so that -inf minus it is never NaN.
 LOWEST = -1e30
-# Most scores of a block, queries and keys: an op must outweigh its launch (a dozen a block, each of
+# Most scores of a block, queries and keys. An op must outweigh its launch (a dozen a block, each of
 # some µs on a GPU), on a CPU its operands stay in the last cache, and more queries would waste more
-# on the diagonal.
-MOST = {"cpu": (2**20, 512, 512), "cuda": (2**24, 1024, 2048)}
+# on the diagonal. Of 2**26 scores an op takes 60 to 130 µs on an H200.
+MOST = {"cpu": (2**20, 512, 512), "cuda": (2**26, 2048, 2048)}
 
 # Some keys, and what to hide of the block where an edge of the mask crosses it (I, J).
 KeyBlock = tuple[slice, torch.Tensor | None]
@@ -65,7 +66,7 @@ def block_sizes(case: Case) -> tuple[int, int, int]:
     """The most slices N, queries I and keys J of one block: N as the count of scores allows."""
     sharing = case.heads // case.kv_heads
     scores, queries, keys = MOST[case.device]
-    queries = min(case.seq_len, queries, max(64, 1024 // sharing))
+    queries = min(case.seq_len, queries, max(64, 2 * queries // sharing))
     keys = min(case.kv_len, keys)
     slices = max(1, scores // (sharing * queries * keys))
     return min(slices, max(len(some) for _, some in slices_by_mask(case))), queries, keys
@@ -116,12 +117,36 @@ def cut(case: Case) -> Tiling:
     return Tiling(places, most, case.softmax_scale, position_bias(case, unit=LOG2_E))
 
 
+def product_dtype(x: torch.Tensor, tiling: Tiling) -> torch.dtype:
+    """What is multiplied: with a position bias, and on a CPU, at least float32."""
+    if x.is_cuda and tiling.bias is None:
+        return x.dtype
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def multiply(a_NMD: torch.Tensor, b_NDJ: torch.Tensor, out: torch.Tensor) -> None:
+    """Overwrite `out` by a·b in its dtype; of half precision torch has that on CUDA alone (2.8)."""
+    wider: Any = {} if a_NMD.dtype == out.dtype else {"out_dtype": out.dtype}
+    torch.bmm(a_NMD, b_NDJ, **wider, out=out)
+
+
+def accumulate(
+    total: torch.Tensor, a_NMJ: torch.Tensor, b_NJV: torch.Tensor, alpha: float = 1
+) -> None:
+    """Add alpha·a·b to a total that may be wider."""
+    if a_NMJ.dtype == total.dtype:
+        total.baddbmm_(a_NMJ, b_NJV, alpha=alpha)
+    else:
+        multiply(a_NMJ, b_NJV, product := torch.empty_like(total))
+        total.add_(product, alpha=alpha)
+
+
 def attend(
     tiling: Tiling, q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor, *, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Output (B, H, L, V) and, where a backward is to `keep` it, base-2 log-sum-exp (N, R, L)."""
-    wide = torch.promote_types(q_BHLD.dtype, torch.float32)
-    k_NSD, v_NSV = k_BGSD.flatten(0, 1).to(wide), v_BGSV.flatten(0, 1).to(wide)
+    wide, own = torch.promote_types(q_BHLD.dtype, torch.float32), product_dtype(q_BHLD, tiling)
+    k_NSD, v_NSV = k_BGSD.flatten(0, 1).to(own), v_BGSV.flatten(0, 1).to(own)
     q_NRLD = by_slice(q_BHLD, len(k_NSD))
     heads = q_NRLD.shape[1]
     o_BHLV = q_BHLD.new_empty(*q_BHLD.shape[:3], v_NSV.shape[2])
@@ -129,18 +154,19 @@ def attend(
     lse_NRL = q_NRLD.new_empty(q_NRLD.shape[:3], dtype=wide) if keep else None
     # Every block uses it again: fresh memory for each would cost its page faults.
     buffer, bias = q_NRLD.new_empty(heads * math.prod(tiling.most), dtype=wide), tiling.bias
+    weights = buffer if own == wide else torch.empty_like(buffer, dtype=own)
 
     def attend_block(n: slice, i: slice, key_blocks: list[KeyBlock]) -> None:
         q_NMD = rows_of(q_NRLD[n, :, i], wide, tiling.scale * LOG2_E)
         o_NMV = q_NMD.new_zeros(*q_NMD.shape[:2], v_NSV.shape[2])
-        sum_NM1 = q_NMD.new_zeros(*q_NMD.shape[:2], 1)
+        sum_NM1, q_NMD = q_NMD.new_zeros(*q_NMD.shape[:2], 1), q_NMD.to(own)
         max_NM1, spare_NM1 = torch.full_like(sum_NM1, LOWEST), torch.empty_like(sum_NM1)
         q_NRID = q_NMD.view(len(q_NMD), heads, -1, q_NMD.shape[2])
         columns = q_NRID if bias is None else bias.columns(q_NRID, n.start)
         for j, hidden_IJ in key_blocks:
             sizes = *q_NMD.shape[:2], j.stop - j.start
-            p_NMJ = buffer[: math.prod(sizes)].view(sizes)
-            torch.bmm(q_NMD, k_NSD[n, j].mT, out=p_NMJ)
+            p_NMJ, weights_NMJ = (x[: math.prod(sizes)].view(sizes) for x in (buffer, weights))
+            multiply(q_NMD, k_NSD[n, j].mT, p_NMJ)
             p_NRIJ = p_NMJ.view(len(p_NMJ), heads, -1, sizes[2])
             if bias is not None:
                 p_NRIJ.add_(bias.block(columns, i, j))
@@ -149,10 +175,11 @@ def attend(
             new_max_NM1 = torch.amax(p_NMJ, 2, keepdim=True, out=spare_NM1)
             torch.maximum(max_NM1, new_max_NM1, out=new_max_NM1)
             shrink_NM1 = max_NM1.sub_(new_max_NM1).exp2_()
-            p_NMJ.sub_(new_max_NM1).exp2_()
-            o_NMV.mul_(shrink_NM1).baddbmm_(p_NMJ, v_NSV[n, j])
+            torch.exp2(p_NMJ.sub_(new_max_NM1), out=weights_NMJ)
+            accumulate(o_NMV.mul_(shrink_NM1), weights_NMJ, v_NSV[n, j])
             sum_NM1.mul_(shrink_NM1)
-            sum_NM1.add_(torch.sum(p_NMJ, 2, keepdim=True, out=shrink_NM1))
+            torch.sum(weights_NMJ, 2, keepdim=True, dtype=wide, out=shrink_NM1)
+            sum_NM1.add_(shrink_NM1)
             max_NM1, spare_NM1 = new_max_NM1, shrink_NM1
         # A query that saw no key has the sum 0: made tiny, it gives output 0 and a finite lse.
         sum_NM1.clamp_min_(torch.finfo(wide).tiny)
@@ -176,35 +203,43 @@ def differentiate(
     wide, heads = lse_NRL.dtype, lse_NRL.shape[1]
     dq_BHLD, dk_BGSD, dv_BGSV = (x.new_zeros(x.shape) for x in (q_BHLD, k_BGSD, v_BGSV))
     # Where the dtype is wide already, the last two are the memory of the gradients returned.
-    key_side = (k_BGSD, v_BGSV, dk_BGSD, dv_BGSV)
-    k_NSD, v_NSV, dk_NSD, dv_NSV = (x.flatten(0, 1).to(wide) for x in key_side)
+    own = product_dtype(q_BHLD, tiling)
+    k_NSD, v_NSV = (x.flatten(0, 1).to(own) for x in (k_BGSD, v_BGSV))
+    dk_NSD, dv_NSV = (x.flatten(0, 1).to(wide) for x in (dk_BGSD, dv_BGSV))
     query_side = (q_BHLD, o_BHLV, do_BHLV, dq_BHLD)
     q_NRLD, o_NRLV, do_NRLV, dq_NRLD = (by_slice(x, len(k_NSD)) for x in query_side)
-    buffers, bias = lse_NRL.new_empty(2, heads * math.prod(tiling.most)), tiling.bias
+    count, bias = heads * math.prod(tiling.most), tiling.bias
+    buffers = lse_NRL.new_empty(1 + (own == wide), count)
+    factors = buffers if own == wide else lse_NRL.new_empty(2, count, dtype=own)
 
     def differentiate_block(n: slice, i: slice, key_blocks: list[KeyBlock]) -> None:
         q_NMD = rows_of(q_NRLD[n, :, i], wide, tiling.scale * LOG2_E)
         do_NMV = rows_of(do_NRLV[n, :, i], wide)
         delta_N1M = rows_of(o_NRLV[n, :, i], wide).mul_(do_NMV).sum(2).unsqueeze(1)
         dq_NMD = torch.zeros_like(q_NMD)
+        q_NMD, do_NMV = q_NMD.to(own), do_NMV.to(own)
         if bias is not None:
             columns = bias.columns(q_NMD.view(len(q_NMD), heads, -1, q_NMD.shape[2]), n.start)
             dcolumns = torch.zeros_like(columns.mT)
         for j, hidden_IJ in key_blocks:
             sizes = len(q_NMD), j.stop - j.start, q_NMD.shape[1]
-            p_NJM, ds_NJM = (buffer[: math.prod(sizes)].view(sizes) for buffer in buffers)
-            torch.bmm(k_NSD[n, j], q_NMD.mT, out=p_NJM)
+            p_NJM, ds_NJM, weights_NJM, dscores_NJM = (
+                buffer[: math.prod(sizes)].view(sizes)
+                for buffer in (buffers[0], buffers[-1], *factors)  # p is read before ds is written
+            )
+            multiply(k_NSD[n, j], q_NMD.mT, p_NJM)
             p_NJRI = p_NJM.view(*sizes[:2], heads, -1)
             if bias is not None:
                 p_NJRI.add_(bias.block(columns, i, j, keys_first=True).transpose(1, 2))
             if hidden_IJ is not None:
                 p_NJRI.masked_fill_(hidden_IJ.mT.unsqueeze(1), -math.inf)
-            p_NJRI.sub_(lse_NRL[n, :, i].unsqueeze(1)).exp2_()
-            torch.bmm(v_NSV[n, j], do_NMV.mT, out=ds_NJM)
-            ds_NJM.sub_(delta_N1M).mul_(p_NJM)
-            dv_NSV[n, j].baddbmm_(p_NJM, do_NMV)
-            dk_NSD[n, j].baddbmm_(ds_NJM, q_NMD, alpha=LN_2)  # q holds scale · log2(e) already
-            dq_NMD.baddbmm_(ds_NJM.mT, k_NSD[n, j], alpha=tiling.scale)
+            p_NJRI.sub_(lse_NRL[n, :, i].unsqueeze(1))
+            torch.exp2(p_NJM, out=weights_NJM)
+            multiply(v_NSV[n, j], do_NMV.mT, ds_NJM)
+            torch.mul(ds_NJM.sub_(delta_N1M), weights_NJM, out=dscores_NJM)
+            accumulate(dv_NSV[n, j], weights_NJM, do_NMV)
+            accumulate(dk_NSD[n, j], dscores_NJM, q_NMD, LN_2)  # q holds scale · log2(e) already
+            accumulate(dq_NMD, dscores_NJM.mT, k_NSD[n, j], tiling.scale)
             if bias is not None and bias.vectors_CD is not None:
                 bias.collect(dcolumns, ds_NJM.view_as(p_NJRI).transpose(1, 2), i, j)
         if bias is not None and bias.vectors_CD is not None:
@@ -249,14 +284,19 @@ def flops(case: Case) -> int:
 def workspace(case: Case) -> int:
     """Bytes of a block of scores with its rows of q and o and three sums, of k and v made wide.
 
-    Exact forward on a CPU; a backward pass has about twice as much, a bias a block more or two.
+    Exact forward on a CPU; a backward pass has about twice as much, a bias a block more or two. On
+    CUDA half precision has its weights a second time, and copies of gradients alone.
     """
     slices, queries, keys = block_sizes(case)
     width, biased = case.head_dim + case.value_dim, case.position.encoding.kind == "bias"
-    block = slices * queries * (case.heads // case.kv_heads) * (keys * (1 + 2 * biased) + width + 3)
-    copies = case.batch * case.kv_heads * case.kv_len * width * (case.element_bytes < 4)
+    half, passes = case.element_bytes < 4, 1 + case.needs_grad
+    narrow = half and case.device == "cuda" and not biased
+    held = max(passes, 1.5) if narrow else passes * (1 + 2 * biased)
+    rows = slices * queries * (case.heads // case.kv_heads)
+    block = int(rows * (keys * held + passes * (width * (1 + 0.5 * narrow) + 3)))
+    copies = case.batch * case.kv_heads * case.kv_len * width * half * (passes - narrow)
     lse = case.batch * case.heads * case.seq_len * (case.pass_ == "both")
-    found = ((1 + case.needs_grad) * (block + copies) + lse) * max(4, case.element_bytes)
+    found = (block + copies + lse) * max(4, case.element_bytes)
     return Estimate(found) if case.needs_grad or biased or case.device != "cpu" else found
 
 

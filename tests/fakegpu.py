@@ -15,7 +15,7 @@ class FakeGpu:
 
     `log` has one word for each thing issued; events read multiples of `tick_us`, 0 being exact.
     The queue between them holds `QUEUE` launches. While `nodes` is a list, work goes there instead,
-    to be issued by a replay: a capture.
+    to be issued by a replay: a capture. An error is sticky: after `fail` every call raises it.
     """
 
     QUEUE = 1024
@@ -30,8 +30,20 @@ class FakeGpu:
         self.nodes: list[Callable[[float], None]] | None = None
         self.current: Any = "default"
         self.resets = 0
+        self.error: RuntimeError | None = None
+
+    def fail(self, text: str) -> None:
+        """Lose the context."""
+        self.error = RuntimeError(f"CUDA error: {text}")
+        self.answer()
+
+    def answer(self) -> None:
+        if self.error is not None:
+            raise self.error
 
     def launch(self, name: str, *, device_us: float, host_us: float) -> None:
+        self.answer()
+
         def issue(cost_us: float) -> None:
             self.log.append(name)
             self.host_us = max(self.host_us, self.queue[0]) + cost_us
@@ -41,6 +53,7 @@ class FakeGpu:
         issue(host_us) if self.nodes is None else self.nodes.append(issue)
 
     def synchronize(self, device: Any = None) -> None:
+        self.answer()
         if self.nodes is not None:
             raise RuntimeError("operation not permitted when stream is capturing")
         self.log.append("wait")
@@ -68,6 +81,7 @@ class FakeEvent:
 
     def record(self, stream: Any = None) -> None:
         gpu = self.gpu
+        gpu.answer()
         assert self.external or gpu.nodes is None, "a graph would not record it"
 
         def issue(cost_us: float) -> None:
@@ -78,6 +92,7 @@ class FakeEvent:
         issue(1.0) if gpu.nodes is None else gpu.nodes.append(issue)
 
     def synchronize(self) -> None:
+        self.gpu.answer()
         assert self.at_us is not None
         self.gpu.log.append("wait")
         self.gpu.host_us = max(self.gpu.host_us, self.at_us)
@@ -102,6 +117,7 @@ class FakeGraph:
         self.nodes: list[Callable[[float], None]] = []
 
     def replay(self) -> None:
+        self.gpu.answer()
         self.gpu.host_us += 6.0
         for node in self.nodes:
             node(0.0)

@@ -30,24 +30,24 @@ python() {
 attnbench() { python -m attnbench "$@"; }
 also() { [ "$1" -le $status ] || status=$1; }
 
-# Of each implementation in each dtype a line in check.txt: those that are done are left out.
-check() {
-  names=$(attnbench list --json | "$PYTHON" -c '
+# What does not compile and runs on a GPU, by name.
+eager() {
+  attnbench list --json | "$PYTHON" -c '
 import json, sys
 tables = (p.get("table", ()) for s in json.load(sys.stdin)["sections"] for p in s["parts"])
-print(*(row["name"] for table in tables for row in table if "family" in row))')
-  [ -n "$names" ] || also 1
-  for dtype in bfloat16 float16 float32; do
-    for name in $names; do
-      if ! grep -q "^$dtype $name: exit" "$OUT/check.txt"; then # a line a check, if it is cut off
-        attnbench check --device cuda --dtypes $dtype --impls "$name" --verbose >> "$OUT/check.txt"
-        code=$?
-        [ $code -le 1 ] && echo "$dtype $name: exit $code" >> "$OUT/check.txt"
-        also $code
-      fi
-      grep -q "^$dtype $name: exit 0" "$OUT/check.txt" || also 1
-    done
-  done
+rows = (row for table in tables for row in table if "family" in row)
+print(*(r["name"] for r in rows if "cuda" in r["devices"] and not r["compiles"]), sep=",")'
+}
+
+# SDPA 20 times against SDPA 20 or 21 times; ends with 0 if the verdict is the right one.
+gate() {
+  sed "s/^TIMES = 20/TIMES = $1/" tests/repeated.py > "$OUT/repeated-$1.py"
+  [ -e "$OUT/gate-$1/gate.json" ] || rm -rf "$OUT/gate-$1"
+  [ -e "$OUT/gate-$1" ] || attnbench gate --device cuda --impl "$OUT/repeated-$1.py" \
+    --against tests/repeated.py --seq-lens 4096 --heads 16 --head-dims 128 --dtypes bfloat16 \
+    --masks causal --budget $((LIMIT / 3))s --output "$OUT" --name "gate-$1" >&2
+  attnbench gate --replay "$OUT/gate-$1/gate.json" --json > "$OUT/gate-$1.json"
+  [ $? -eq "$2" ]
 }
 
 case $part in
@@ -56,9 +56,46 @@ case $part in
     also $?
     grep -m1 '"verdict"' "$OUT/doctor.json" >&2 || rm "$OUT/doctor.json" # cut off, it is not JSON
     ;;
+  gpu-probe)
+    python -W ignore tests/gpu_probe.py > "$OUT/probe.txt"
+    also $?
+    ;;
   gpu-test) # without a GPU they would all be skipped
     attnbench list --device cuda > /dev/null &&
       python -m pytest -o addopts= -q -m gpu tests/test_gpu.py tests/test_gate_gpu.py >&2
+    also $?
+    ;;
+  gpu-check) # a line a check as it ends; at the end the whole result
+    names=$(eager)
+    [ -n "$names" ] && attnbench check --device cuda --dtypes bfloat16,float16,float32 --verbose \
+      --impls "$names" --budget $((LIMIT * 4 / 5))s --json > "$OUT/check.json" 2> "$OUT/check.txt"
+    also $?
+    [ -s "$OUT/check.json" ] || rm -f "$OUT/check.json" # cut off, it is not JSON
+    ;;
+  gpu-gate)
+    gate 20 0 || also 1
+    gate 21 1 || also 1
+    ;;
+  gpu-advise)
+    if [ -e "$OUT/advise/run.json" ]; then
+      set -- advise
+    else
+      set -- --device cuda --budget $((LIMIT * 2 / 5))s --name advise \
+        --case seq_len=4096,heads=16,head_dim=128,dtype=bfloat16,mask=causal \
+        --case seq_len=4096,heads=16,kv_heads=4,head_dim=128,dtype=bfloat16,mask=causal,pass=both
+    fi
+    attnbench advise "$@" --json --output "$OUT" > "$OUT/advise.json"
+    also $?
+    ;;
+  gpu-decode) # the cells of results/decode-h200
+    if [ -e "$OUT/decode/run.json" ]; then
+      set -- --resume decode
+    else
+      set -- --workload decode --impls sdpa,naive --caches concat,static --device cuda --heads 16 \
+        --seq-lens 2048,8192,32768,131072 --kv-heads 4 --head-dims 128 --dtypes bfloat16 \
+        --masks causal --new-tokens 4 --name decode
+    fi
+    attnbench sweep "$@" --output "$OUT" >&2
     also $?
     ;;
   gpu-sweep | gpu-verify-sweep)
@@ -81,10 +118,6 @@ case $part in
     also $?
     attnbench verify verify-gpu --output "$OUT" > "$OUT/verify.txt"
     also $?
-    ;;
-  gpu-check)
-    touch "$OUT/check.txt"
-    check
     ;;
   *) echo "no part $part" >&2 && also 64 ;;
 esac

@@ -268,6 +268,9 @@ def test_the_battery_has_what_is_no_value_of_an_axis():
     assert any(case.seq_len < 8 and case.kv_len > 1024 for case in cases)
     assert any(case.seq_len % 128 == case.kv_len % 128 == 0 for case in cases)
     assert any(item.draw.get("query_amplitude", 1) > 10 for item in ITEMS)
+    low = [item.case for item in ITEMS if item.draw.get("score_offset", 0) < -100]
+    assert {case.kv_len for case in low if not case.unmasked and case.needs_grad} == {64, 192}
+    assert any(item.draw.get("expanded") == "kv" for item in ITEMS)
     rotary = {case.position.name for case in cases if case.position.encoding.kind == "rotary"}
     assert rotary == {name for name in POSITIONS.names() if POSITIONS.get(name).kind == "rotary"}
 

@@ -328,6 +328,25 @@ def test_a_float64_case_is_judged_by_what_float32_loses():
     assert reason_against(case, tensors, coarse)
 
 
+def test_scores_lie_where_the_draw_says_and_expanded_keys_are_the_same_for_all_heads():
+    case = Case(pass_="both", batch=2, heads=3, seq_len=64, head_dim=32)
+
+    def filled(**options: Any) -> Any:
+        draw = Draw(seed=5, **options)
+        tensors = with_gradients(ATTENTION.tensors(case), draw)
+        ATTENTION.fill(case, tensors, draw)
+        return [x.detach() for x in tensors.values()]
+
+    q, k, _, _ = filled(score_offset=-120.0)
+    scores = (q @ k.mT) * case.softmax_scale
+    assert float(scores.mean()) == pytest.approx(-120, abs=1)
+    assert float(scores.logsumexp(-1).max()) < -100
+    _, k, v, _ = filled(expanded="kv")
+    assert (k.stride(1), v.stride(1)) == (0, 0)
+    assert torch.equal(k[:, 0], k[:, 2])
+    assert not torch.equal(k[0], k[1])
+
+
 @pytest.mark.parametrize(("kv_heads", "value_dim"), [(3, 4), (1, 6)])
 @pytest.mark.parametrize("layout", ["BHLD", "BLHD", "packed"])
 def test_inputs_lie_as_the_case_and_the_gradient_as_the_draw_says(layout, kv_heads, value_dim):

@@ -17,7 +17,7 @@ from attnbench.worker.catalogue import describe
 from tests.conftest import Cli
 
 load_built_in()
-SECONDS = 7.0  # that each check of a compiled implementation takes
+SECONDS = 7.0  # that each check of a slow implementation takes
 
 
 class Runner:
@@ -25,6 +25,7 @@ class Runner:
 
     own = ()
     now = 0.0
+    slow = ("naive-compiled",)
 
     def __init__(self, *_):
         Runner.now = 0.0
@@ -44,7 +45,7 @@ class Runner:
 
     def check(self, items):
         for number, item in enumerate(items):
-            Runner.now += SECONDS * (item.impl == "naive-compiled")
+            Runner.now += SECONDS * (item.impl in self.slow)
             yield (number, item.impl), ItemChecked(number, item.impl, "ok")
 
 
@@ -76,6 +77,18 @@ def test_the_brief_items_are_checked_however_long_they_take():
     results = checked("naive-compiled", compiling_s=0.0)
     done = [result.item for result in results if result.status == "ok"]
     assert done == [result.item for result in results if result.item.brief]
+
+
+def test_a_budget_takes_the_most_telling_checks_of_all_and_no_more(monkeypatch, cli: Cli):
+    monkeypatch.setattr(Runner, "slow", ("naive", "sdpa", "naive-compiled"))
+    results = checked("naive", "sdpa", "naive-compiled", budget_s=280.0)
+    done = {name: [x.item for x in results if (x.impl, x.status) == (name, "ok")]
+            for name in Runner.slow}  # fmt: skip
+    assert (len(done["naive"]), len(done["naive-compiled"])) == (20, 0)
+    assert done["naive"] == done["sdpa"]
+    assert len({item.case.mask.name for item in done["naive"]}) > 4
+    assert all(item.brief for item in done["naive"][:6])
+    assert "; --budget)" in cli("check", "--impls", "naive", "--budget", "99s").stdout
 
 
 def test_the_verdict_says_how_much_was_checked(cli: Cli):

@@ -22,40 +22,60 @@ case "$*" in
   *--version) exit;;
 esac
 echo "$*" >> "$ASKED"
-run=$(echo "$*" | sed -n 's/.*\\(verify-gpu\\).*/\\1/p'); run="$OUT/${run:-gpu}"
+named=$(echo "$*" | sed -n 's/.*--name \\([^ ]*\\).*/\\1/p')
+run=$(echo "$*" | sed -n 's/.*\\(verify-gpu\\).*/\\1/p'); run="$OUT/${named:-${run:-gpu}}"
 case "$*" in
   *" doctor "*) name=doctor; [ "$AILING" = doctor=silent ] && exit 1; echo '{"verdict": "fit"}';;
+  *gpu_probe*) name=probe; echo "FACT {}";;
   *"-m pytest "*) name=test; echo "12 passed";;
   *" sweep "*) name=sweep; mkdir -p "$run"; cd "$run"; echo {} >run.json; echo {} >>records.jsonl;;
   *" report "*) name=report; cd "$run" && mkdir plots && touch plots/a.svg report.html report.md;;
   *" list "*) name=list; [ "$AILING" = list=1 ] || echo "$CATALOGUE";;
-  *" check "*) name=check; echo "all right";;
+  *" check "*) name=check; echo '{}'; echo "ok sdpa" >&2;;
+  *" --replay "*)
+    [ -e "$(echo "$*" | sed 's/.*--replay \\([^ ]*\\).*/\\1/')" ] || exit 2
+    case "$AILING $*" in gate=blind*) exit;; *gate-21*) exit 1;; *) exit;; esac;;
+  *" gate "*) name=gate; mkdir -p "$run"
+    [ "$AILING" = gate=killed ] || echo {} > "$run/gate.json";;
+  *" advise "*) name=advise; mkdir -p "$run"; echo {} | tee "$run/run.json";;
   *" verify "*) name=verify; echo "1 holds";;
   *" claims "*) name=claims; echo "1 claim";;
 esac
-[ "${AILING%=*}" = $name ] || exit 0
+[ "${AILING%=*}" = "$name" ] || exit 0
 case "${AILING#*=}" in
   killed) kill -9 $$;;
   hung) exec sleep 20;;
   *) exit "${AILING#*=}";;
 esac
 """
+# In place of it: this Python with this CPU, and a second for what takes as long as it is given.
+REAL = f"""#!/bin/sh
+case "$*" in -c*) exec '{sys.executable}' "$@";; esac
+exec '{sys.executable}' $(echo "$*" | sed 's/device cuda/device cpu/; s/budget [0-9]*s/budget 1s/')
+"""
+ROW = {"name": "naive", "family": "exact", "devices": "cpu, cuda", "compiles": False}
+CATALOGUE = json.dumps({"sections": [{"parts": [{"table": [ROW]}]}]})
 RUN = ["records.jsonl", "report.html", "report.md", "run.json", "plots.tar.gz"]
-CATALOGUE = ("naive", "gru", "sdpa")
-CHECKS = [f"{d} --impls {name}" for d in ("bfloat16", "float16", "float32") for name in CATALOGUE]
+GATES = [
+    name for n in (20, 21) for name in (f"repeated-{n}.py", f"gate-{n}.json", f"gate-{n}/gate.json")
+]
 FILES = {
-    "gpu": {"gpu.log", "doctor.json", "check.txt", *(f"gpu/{name}" for name in RUN)},
+    "gpu": {
+        "gpu.log", "doctor.json", "probe.txt", "check.txt", "check.json", *GATES, "advise.json",
+        "advise/run.json", "decode/run.json", "decode/records.jsonl",
+    },
+    "gpu-sweep gpu-report": {"gpu.log", *(f"gpu/{name}" for name in RUN)},
     "gpu-verify": {"gpu.log", "verify.txt", "claims.txt", *(f"verify-gpu/{x}" for x in RUN)},
-}
+}  # fmt: skip
 
 
 class Bench:
     """A folder for results, and a Python that measures nothing."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, python: str = STAND_IN) -> None:
         self.out, self._asked = folder / "out", folder / "asked"
         self._python = folder / "python"
-        self._python.write_text(STAND_IN)
+        self._python.write_text(python)
         self._python.chmod(0o755)
 
     def make(
@@ -72,13 +92,11 @@ class Bench:
                 f'left=${{left:-$4}}; shift 4; exec {shutil.which("timeout")} -k 10 $left "$@"\n'
             )
             (first_on_path / "timeout").chmod(0o755)
-        rows = [{"name": name, "family": "exact"} for name in CATALOGUE]
         ended = subprocess.run(
-            ["make", target, *(f"{name}={value}" for name, value in variables.items())],
+            ["make", *target.split(), *(f"{name}={value}" for name, value in variables.items())],
             cwd=ROOT,
             env=os.environ
-            | {"MAKEFLAGS": "", "ASKED": str(self._asked), "AILING": ailing}
-            | {"CATALOGUE": json.dumps({"sections": [{"parts": [{"table": rows}]}]})}
+            | {"MAKEFLAGS": "", "ASKED": str(self._asked), "AILING": ailing, "CATALOGUE": CATALOGUE}
             | ({"PATH": f"{first_on_path}:{os.environ['PATH']}"} if first_on_path else {}),
             capture_output=True,
             text=True,
@@ -107,24 +125,26 @@ def bench(tmp_path: Path) -> Bench:
 
 
 @pytest.mark.parametrize("target", FILES)
-def test_all_parts_together_leave_eight_files(bench, target):
+def test_all_parts_together_leave_these_files(bench, target):
     assert bench.make(target) == 0
     assert bench.left == FILES[target]
-    assert len(bench.left) == 8
+    assert bench.make(target) == 0, "and go on with what is there"
 
 
 @pytest.mark.parametrize(("ailing", "lost"), [
     ("doctor=4", set()),
+    ("probe=killed", set()),
     ("test=1", set()),
-    ("sweep=killed", set()),  # what it had found is there, and in the report
+    ("check=hung", set()),  # what it had said is there
+    ("gate=killed", {f"gate-{n}/gate.json" for n in (20, 21)}),
+    ("gate=blind", set()),
+    ("advise=3", set()),
     ("sweep=hung", set()),
-    ("report=killed", {"gpu/plots.tar.gz"}),
-    ("check=killed", set()),
 ])  # fmt: skip
 def test_a_part_that_fails_is_killed_or_hangs_takes_nothing_from_the_others(bench, ailing, lost):
     assert bench.make("gpu", ailing) != 0
     assert FILES["gpu"] - bench.left == lost
-    assert len(bench.asked) == 6 + len(CHECKS)
+    assert len(bench.asked) == 12
 
 
 def test_what_was_cut_off_goes_on_where_it_stopped(bench):
@@ -138,31 +158,20 @@ def test_what_was_cut_off_goes_on_where_it_stopped(bench):
     assert len((bench.out / "gpu/records.jsonl").read_text().splitlines()) == 2
 
 
-def test_what_is_checked_is_not_checked_again_and_a_failure_still_counts(bench):
-    assert bench.make("gpu-check", "check=1") != 0  # each was checked, and found wrong
-    assert len(bench.part("check")) == len(CHECKS)
-    assert bench.make("gpu-check") != 0
-    assert bench.part("check") == []
-
-
-def test_a_check_that_was_cut_off_is_made_again(bench):
-    assert bench.make("gpu-check", "check=killed") != 0
-    assert bench.make("gpu-check") == 0
-    asked = [line.partition("--dtypes ")[2] for line in bench.part("check")]
-    assert [line.removesuffix(" --verbose") for line in asked] == CHECKS
-
-
-def test_all_checks_together_take_no_longer_than_a_part_may(bench, tmp_path):
-    """Each look at the clock finds it 25 s later, of 60 that there are."""
-    clock = 'echo . >> "$0.looks"; echo $((25 * $(wc -l < "$0.looks")))'
-    limited = 'echo "$*" >> "$0.asked"; shift 4; exec "$@"'
-    for name, body in {"date": clock, "timeout": limited}.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-    assert bench.make("gpu-check", first_on_path=tmp_path) != 0
-    limits = [line.split()[3] for line in (tmp_path / "timeout.asked").read_text().splitlines()]
-    assert limits == ["35", "10"], "the catalogue, and one check"
-    assert "call make gpu-check again" in (bench.out / "gpu.log").read_text()
+def test_doctor_and_check_are_read_as_they_really_answer(tmp_path):
+    bench = Bench(tmp_path, REAL)
+    bench.make("gpu-doctor", LIMIT="300")
+    verdict = json.loads((bench.out / "doctor.json").read_text())["conclusion"]["verdict"]
+    assert verdict in bench.output
+    assert bench.make("gpu-check", LIMIT="300") == 0
+    summary = json.loads((bench.out / "check.json").read_text())["sections"][0]["parts"][0]["table"]
+    names = {row["impl"] for row in summary}
+    assert {"naive", "sdpa", "sdpa-cudnn", "gru"} <= names, "those that list says run on a GPU"
+    assert not {"flex", "naive-compiled"} & names, "but for those that compile"
+    lines = (bench.out / "check.txt").read_text().splitlines()
+    assert sum(line.startswith("ok ") for line in lines) == sum(
+        row["passed"]["value"] for row in summary
+    )
 
 
 @pytest.mark.parametrize(

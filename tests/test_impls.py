@@ -6,17 +6,20 @@ import functools
 import itertools
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from attnbench.api import IMPLEMENTATIONS, Case, compile_alone, implementation
 from attnbench.api.helpers import reason_against_compiling
 from attnbench.api.loader import BUILT_IN, load_built_in
 from attnbench.measure.probes import call_kept
 from attnbench.schema.case import parse_mask, parse_position
+from attnbench.store.runs import load_run
+from attnbench.theory.traits import case_label
 from attnbench.worker.catalogue import reasons_against
 from attnbench.worker.checking import check_item
 from attnbench.worker.inputs import Draw
@@ -505,6 +508,65 @@ def test_inductor_leaves_naive_what_it_is_though_it_knows_attention_when_it_sees
         assert fused(case, module("naive").build_naive(case), strided=number % 2 == 1) == 0
 
 
+# Rows without keys: the first of L > S, or all of a batch item of length 0.
+BLIND: dict[str, dict[str, Any]] = {
+    "causal": {"kv_len": 7, "mask": "causal"}, "window": {"kv_len": 3, "mask": "window:2"},
+    "an empty item": {"mask": "padding:0+9"},
+    "an empty item, causal": {"mask": "padding:0+9:causal=1", "pass_": "forward"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", BLIND)
+def test_a_forced_kernel_that_is_loud_where_no_key_is_seen_is_refused_and_torch_s_choice_is_not(
+    monkeypatch, where
+):
+    """As SDPA on Hopper before torch 2.12, where such a row attends to all keys."""
+
+    def filled(q: Any, k: Any, v: Any, attn_mask: Any = None, **how: Any) -> torch.Tensor:
+        hidden = torch.zeros(attn_mask.shape, dtype=q.dtype).masked_fill(~attn_mask, -65504)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, hidden, **how)
+
+    sdpa, case = module("sdpa"), case_of(dtype="bfloat16", **BLIND[where])
+    routes = ("any", "mask", "math", "flash")
+    sdpa.refusal.cache_clear()
+    assert [sdpa.supports(route, case) for route in routes] == [None] * 4
+    monkeypatch.setattr(sdpa, "build", functools.partial(sdpa.build, attend=filled))
+    sdpa.refusal.cache_clear()
+    assert [sdpa.supports(route, case) for route in routes] == [
+        None, None, *(f"{x}: queries that see no key do not give zero" for x in routes[2:]),
+    ]  # fmt: skip
+    sdpa.refusal.cache_clear()
+
+
+MASKED: tuple[dict[str, Any], ...] = (
+    {"mask": "causal", "kv_len": 17}, {"mask": "window:4"}, {"mask": "padding:9+13"},
+    {"position": "alibi"}, {"mask": "causal", "position": "t5:distance=20"},
+    {"mask": "padding:0+9", "position": "shaw:5"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("row", MASKED, ids=str)
+def test_sdpa_s_masks_are_boolean_or_of_q_s_dtype_dense_in_memory_and_right_in_other_layouts(
+    row, dtype
+):
+    case, passed = case_of(**row, dtype=dtype, pass_="forward"), []
+
+    def attend(q: Any, k: Any, v: Any, attn_mask: Any = None, **how: Any) -> torch.Tensor:
+        passed.append((attn_mask, how))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask, **how)
+
+    q, k, v = drawn(case)
+    o = module("sdpa").build("any", case, attend)(q, k, v)
+    [(mask, how)] = passed
+    assert mask.dtype in (torch.bool, q.dtype), "others are read as if they were q's"
+    assert mask.stride()[-2:] == (case.kv_len, 1), "kernels ask for dense rows"
+    wide = mask.expand(case.batch, case.heads, -1, -1)
+    for other in (mask.mT.contiguous().mT, wide, wide.contiguous()):
+        again = torch.nn.functional.scaled_dot_product_attention(q, k, v, other, **how)
+        assert torch.equal(again, o)
+
+
 def test_the_kernel_that_sdpa_takes_where_it_may_choose_is_asked_of_torch(monkeypatch):
     sdpa, case = module("sdpa"), case_of(kv_heads=2, mask="causal")
     sdpa.chosen.cache_clear()
@@ -516,11 +578,95 @@ def test_the_kernel_that_sdpa_takes_where_it_may_choose_is_asked_of_torch(monkey
     sdpa.chosen.cache_clear()
 
 
-@pytest.mark.parametrize(("kv_heads", "blocks"), [(16, 256), (4, 512)])
+@pytest.mark.parametrize(("kv_heads", "blocks"), [(16, 64), (4, 128)])
 def test_chunked_issues_few_blocks_to_a_gpu(kv_heads, blocks):
     sizes = {"heads": 16, "kv_heads": kv_heads, "seq_len": 16384, "head_dim": 128}
     places = module("chunked").cut(Case(device="cuda", dtype="bfloat16", **sizes)).places
     assert sum(len(key_blocks) for *_, key_blocks in places) == blocks  # a dozen launches each
+
+
+def halved(monkeypatch: Any, seen: Any = lambda *_: None) -> Any:
+    """`chunked` on a CPU with the products that it has on CUDA: of half precision, in float32."""
+    chunked, bmm = module("chunked"), torch.bmm
+
+    def into(a: Any, b: Any, out: Any, out_dtype: Any = None) -> Any:
+        if out_dtype is None:
+            return bmm(a, b, out=out)
+        assert (a.dtype, b.dtype, out.dtype) == (b.dtype, a.dtype, out_dtype)
+        seen((a, b), [out])
+        with _disable_current_modes():
+            return out.copy_(bmm(a.float(), b.float()))
+
+    monkeypatch.setattr(torch, "bmm", into)
+    monkeypatch.setattr(chunked, "product_dtype", lambda x, _: x.dtype)
+    return chunked
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("row", [
+    {}, {"mask": "causal", "kv_heads": 2}, {"kv_len": 40, "mask": "padding:0+33"},
+    {"mask": "window:9", "value_dim": 24}, {"mask": "causal", "kv_len": 600},
+], ids=str)  # fmt: skip
+def test_chunked_is_right_with_the_products_that_it_has_on_a_gpu(monkeypatch, row, dtype):
+    halved(monkeypatch)
+    case = case_of(**{"seq_len": 700, "head_dim": 16, "dtype": dtype} | row)
+    result = check_item(case, "chunked", {}, 0)
+    assert (result["status"], result["reason"]) == ("ok", None)
+
+
+class Traffic(TorchDispatchMode):
+    """Launches, and the bytes of tensors of a whole block of scores that they read and write."""
+
+    def __init__(self, scores: int) -> None:
+        super().__init__()
+        self.scores, self.launches, self.moved = scores, 0, 0
+
+    def note(self, *tensors: Any) -> None:
+        self.launches += 1
+        every = [x for some in tensors for x in some if isinstance(x, torch.Tensor)]
+        self.moved += sum(x.nbytes for x in every if x.numel() == self.scores)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if not func.is_view and "empty" not in func.__name__:
+            self.note(args, found if isinstance(found, (list, tuple)) else [found])
+        return found
+
+
+NAIVE = [
+    record for record in load_run(Path(__file__).parents[1] / "results/gpu-h200").records
+    if record.cell.impl == "naive" and record.cell.case.seq_len >= 8192
+    and record.cell.case.workload == "attention"
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("record", NAIVE, ids=lambda record: case_label(record.cell.case))
+def test_chunked_moves_no_more_on_an_h200_than_naive_has_time_for(monkeypatch, record):
+    """With 4.28 TB/s and 5 µs a launch; products are left out, which tensor cores do meanwhile.
+
+    What it moves is counted at a 64th of the length and of the tiles, D = 3.
+    """
+    case, shrunk = record.cell.case, 64
+    traffic = Traffic(2**26 // shrunk**2)
+    chunked = halved(monkeypatch, traffic.note)
+    scores, *sides = chunked.MOST["cuda"]
+    tiles = scores // shrunk**2, *(side // shrunk for side in sides)
+    monkeypatch.setitem(chunked.MOST, "cpu", tiles)
+    length = case.seq_len // shrunk
+    small = replace(
+        case, device="cpu", seq_len=length, kv_len=length, head_dim=3, value_dim=3, pass_="both"
+    )
+    q, k, v, do = (x.detach() for x in drawn(small))
+    tiling = chunked.cut(small)
+    with traffic:
+        o, lse = chunked.attend(tiling, q, k, v, keep=True)
+        if case.pass_ == "both":
+            chunked.differentiate(tiling, (q, k, v, o, lse), do)
+    time_us = traffic.moved * shrunk**2 / 4.28e6 + 5 * traffic.launches
+    assert time_us <= min(sample.time_us for sample in record.samples)
+    workspace = IMPLEMENTATIONS.get("chunked").workspace
+    assert workspace is not None
+    assert 16 * (workspace(case) or 0) <= record.metrics["memory_workspace_bytes"]
 
 
 def test_chunked_needs_a_64th_of_the_score_matrices_and_keeps_small_masks():

@@ -30,7 +30,9 @@ from attnbench.schema.messages import (
 )  # fmt: skip
 from attnbench.worker import reference, serving
 from attnbench.worker.measuring import Instruments
+from attnbench.worker.trial import classify
 from attnbench.worker.workloads import WORKLOADS
+from tests import fakegpu
 from tests.conftest import lives
 
 FAILURES: dict[str, tuple[Exception, str, str]] = {
@@ -80,20 +82,27 @@ def test_a_worker_that_cannot_set_up_says_so_of_each_cell_and_lives(
         assert event.record.reason.startswith(reason)
 
 
-@pytest.mark.parametrize(("status", "lost"), [
-    ("error", True), ("crashed", True), ("ok", False), ("incorrect", False),
-])  # fmt: skip
-def test_an_item_of_check_that_lost_the_device_is_the_last_of_its_process(
-    monkeypatch, status, lost
-):
-    monkeypatch.setattr(serving, "check_item", lambda *_: {"status": status, "reason": "it"})
-    monkeypatch.setattr(serving, "device_is_lost", lambda: True)
+@pytest.mark.parametrize("sticky", [True, False])
+def test_an_item_of_check_that_lost_the_device_is_the_last_of_its_process(monkeypatch, sticky):
+    gpu = fakegpu.install(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+
+    def check_item(*_: object) -> dict[str, str]:
+        try:
+            gpu.fail("an illegal memory access was encountered")
+        except RuntimeError as err:
+            gpu.error = err if sticky else None
+            return dict(zip(("status", "reason"), classify(err, "forward"), strict=True))
+        return {"status": "ok"}
+
+    monkeypatch.setattr(serving, "check_item", check_item)
     monkeypatch.setattr("os._exit", Mock(side_effect=SystemExit))
     items = (CheckItem(Case(seq_len=8), "a"), CheckItem(Case(seq_len=8), "b"))
     emitted: list[Any] = []
-    with pytest.raises(SystemExit) if lost else contextlib.nullcontext():
+    with pytest.raises(SystemExit) if sticky else contextlib.nullcontext():
         serving._serve(Check(items, 0), NoHeartbeat(), emitted.append)  # type: ignore[arg-type]
-    assert len(emitted) == (1 if lost else 2)
+    assert len(emitted) == (1 if sticky else 2)
+    assert "illegal memory access" in emitted[0].reason
 
 
 class RefusingClock(HostClock):

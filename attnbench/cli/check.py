@@ -101,16 +101,16 @@ def _check(
     axes = {name: options.pop(name) for name in AXIS_FIELDS if name not in others}
     asked = {name: value for name, value in axes.items() if name in flags}
     options["axes"] = Axes(**asked) if asked else None
-    lines = verbose and not as_json and format_ == "text"
+    apart = as_json or format_ != "text"
 
     def output(event: object) -> None:
         if stamps is not None and _stamps(options["files"]) != stamps:
             raise ChangedError
-        if isinstance(event, CheckResult) and lines:
+        if isinstance(event, CheckResult) and verbose and event.status != "left":
             reason = f": {event.reason}" if event.reason else ""
             item = f"{event.item.name}: {case_label(event.item.case)}"
-            click.echo(f"{event.status:11} {event.impl}: {item}{reason}")
+            click.echo(f"{event.status:11} {event.impl}: {item}{reason}", err=apart)
 
-    with CheckDisplay(quiet=lines) as display:
+    with CheckDisplay(quiet=verbose) as display:
         results = follow(run_checks(names=impls, **options), display.show, output)
     return show(document(results, failures(results)), {"as_json": as_json, "format_": format_})

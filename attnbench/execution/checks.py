@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -33,6 +34,7 @@ def run_checks(
     threads: int | None = None,
     timeout_s: float = 60.0,
     compiling_s: float = 120.0,
+    budget_s: float | None = None,
     axes: Axes | None = None,
 ) -> Events[list[CheckResult]]:
     """Check the named implementations; those of the user's files if any, else all, by default.
@@ -40,6 +42,7 @@ def run_checks(
     Small tensors gain nothing from several threads, which beside other work wait for each other.
     Those that compile, which takes many seconds a case, take the brief items unless `full`, then
     others, the most telling first, until they are 24 or `compiling_s` seconds are over; the rest is
+    `left`. With `budget_s` all are checked in that order, and what does not begin within it is
     `left`. Those with parameters are checked with smaller ones, too, in the first dtype. With
     `axes` its cases are checked in place of the battery. Yields the number of checks, then what the
     worker is at, and each result as it comes.
@@ -98,16 +101,28 @@ def run_checks(
             if reason := reasons[item.case.case_id, name]:
                 yield result(index, "unsupported", reason, {})
         wanted = [index for index in range(len(pairs)) if index not in results]
-        yield from ask([index for index in wanted if pairs[index][1] not in compiles])
+        end = time.monotonic() + (math.inf if budget_s is None else budget_s)
+        alike: dict[int, list[int]] = {}  # of an item where time is short: then it goes by coverage
+        for index in wanted:
+            if pairs[index][1] not in compiles:
+                alike.setdefault(0 if budget_s is None else id(pairs[index][0]), []).append(index)
+        groups = list(alike.values())
+        for place in by_coverage([pairs[group[0]][0] for group in groups]):
+            if time.monotonic() < end:
+                yield from ask(groups[place])
+            else:
+                yield from (result(index, "left", "--budget", {}) for index in groups[place])
         for compiled in compiles:
             own = [index for index in wanted if pairs[index][1] == compiled]
             begin = time.monotonic()
             for turn, place in enumerate(by_coverage([pairs[index][0] for index in own])):
                 more = turn < _COMPILED and time.monotonic() - begin < compiling_s
-                if pairs[own[place]][0].brief or more:
+                if time.monotonic() >= end:
+                    yield result(own[place], "left", "--budget", {})
+                elif pairs[own[place]][0].brief or more:
                     yield from ask([own[place]])
                 else:
-                    yield result(own[place], "left", None, {})
+                    yield result(own[place], "left", "--full", {})
         return _marked(runner, [results[index] for index in sorted(results)])
 
 

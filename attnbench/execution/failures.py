@@ -22,6 +22,7 @@ from attnbench.theory.caches import cache_of
 _DRAWN = {
     "query_amplitude": "with large scores (q × {:g})", "gradient": "with {} gradients of o",
     "without_gradient": "without a gradient of {}", "strided": "with {} strided alone",
+    "score_offset": "with scores about {:g}", "expanded": "with {} expanded over heads",
 }  # fmt: skip
 
 
@@ -83,7 +84,11 @@ def features(item: Item) -> dict[str, bool]:
 
 def _gaps(item: Item) -> list[bool]:
     """Which of q, k and v are not contiguous in memory, from their layout and sizes."""
-    case, kept, found = item.case, item.draw.get("strided", ""), []
+    case, kept, found = (
+        item.case,
+        "".join(map(item.draw.get, ("strided", "expanded"), ("", ""))),
+        [],
+    )
     for name in "qkv" if case.workload == "attention" else "":
         heads, tokens = (case.heads, case.seq_len) if name == "q" else (case.kv_heads, case.kv_len)
         strided = name in kept and case.batch * heads * tokens > 1

@@ -214,7 +214,8 @@ def check_item(
         if "property" in options:
             at("check")
             return _check_property(options["property"], case, name, seed)
-        draw = Draw(seed=seed, needles="query_amplitude" not in options, **options)
+        needles = not options.keys() & {"query_amplitude", "score_offset", "expanded"}
+        draw = Draw(seed=seed, needles=needles, **options)
         tensors = with_gradients(workload.tensors(case), draw)
         trial = Trial(impl=implementation(name), case=case, tensors=tensors, checks_alone=True)
         entry = Entry(index=0, case=case, impls=(name,))

@@ -28,7 +28,8 @@ class Draw:
 
     `gradient` is the layout of do: `expanded` along its dims, as `o.sum(-1)` leaves it, or
     `transposed`, rows for columns. What of q, k and v has its letter in `without_gradient` requires
-    none. Those in `strided` have a gap behind each row, and begin at an offset. `local` makes
+    none. Those in `strided` have a gap behind each row, and begin at an offset; those in `expanded`
+    are the same for all heads, with stride 0. `score_offset` is added to every score. `local` makes
     attention what it is in trained models, where approximations hope for it: each query has most of
     its weight on keys near its own place.
     """
@@ -39,6 +40,8 @@ class Draw:
     gradient: Literal["expanded", "transposed"] | None = None
     without_gradient: str = ""
     strided: str = ""
+    expanded: str = ""
+    score_offset: float = 0.0
     local: bool = False
 
 
@@ -86,6 +89,8 @@ def with_gradients(tensors: Tensors, draw: Draw) -> Tensors:
         elif name in draw.strided:
             gap = x.new_ones(*x.shape[:-1], _GAP)  # finite: what is read of it can be explained
             x = torch.cat((gap, x), -1)[..., _GAP:]
+        elif name in draw.expanded:
+            x = x[:, :1].expand_as(x)
         found[name] = x.requires_grad_(requires_grad)
     return found
 

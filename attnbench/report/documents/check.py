@@ -78,11 +78,12 @@ def _rows(results: Sequence[CheckResult], kinds: Sequence[Failure]) -> Iterator[
         counts = Counter(result.status for result in own)
         failed, passed, left = sum(r.failed for r in own), counts["ok"], counts["left"]
         reasons = Counter(r.reason for r in own if r.reason and not (failed or passed))
+        cut = next((r.reason for r in own if r.status == "left"), "")
         why = str(reasons.most_common(1)[0][0]) if reasons else ""
         verdict = doc.Finding(
             sign="bad" if failed else "good" if passed else "none", subject=impl,
             verdict="FAILED" if failed else "not run" if not passed
-            else f"right ({passed} of {passed + left}; --full)" if left else "right",
+            else f"right ({passed} of {passed + left}; {cut})" if left else "right",
             reason="; ".join(text for k in kinds if base_name(k.impl) == impl
                              for text in (headline(k), *lines(k))) or why,
             test=("check", impl),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,6 +56,10 @@ class _Attention(Workload):
             if draw.needles:
                 plant_needles(tensors["q"], tensors["k"], case, draw.seed)
             tensors["q"].mul_(draw.query_amplitude)
+            if draw.score_offset:  # half of it in each: neither is so long that it rounds away
+                share = math.sqrt(abs(draw.score_offset) / case.softmax_scale)
+                tensors["q"][..., 0] = share
+                tensors["k"][..., 0] = math.copysign(share, draw.score_offset)
 
     def bind(self, case: Case, impl: Implementation, tensors: Tensors) -> Bound:
         inputs, core = tuple(tensors[name] for name in "qkv"), with_position(impl.build(case), case)
