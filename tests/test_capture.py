@@ -200,15 +200,16 @@ def test_the_fast_path_of_an_encoder_stays_and_is_seen():
     encoder = nn.TransformerEncoder(layer, 3).eval()
     x = random(2, 10, 32)
     padded = torch.arange(10) >= torch.tensor([10, 6])[:, None]
+    causal = nn.Transformer.generate_square_subsequent_mask(10)
 
     def program():
         with torch.no_grad():
-            return [encoder(x), encoder(x, src_key_padding_mask=padded)]
+            return [encoder(x), encoder(x, src_key_padding_mask=padded), encoder(x, mask=causal)]
 
     seen = unchanged(program)
     assert counts(seen, *SIZES, "mask", "op") == {
         (2, 4, 4, 10, 10, 8, mask, "encoder layer, fast path"): 3
-        for mask in ("full", "padding:10+6")
+        for mask in ("full", "padding:10+6", "causal")
     }
 
 
@@ -274,10 +275,7 @@ def test_a_program_runs_as_it_would_and_its_calls_are_written(tmp_path):
     arguments = (sys.executable, str(script), "--output", "x")
     plain = subprocess.run(arguments, capture_output=True, text=True, input="in", cwd=tmp_path)
     seen = run(*arguments, options=("--output", "calls.json"), input="in", cwd=tmp_path)
-    assert (seen.returncode, seen.stdout) == (
-        plain.returncode,
-        plain.stdout,
-    )
+    assert (seen.returncode, seen.stdout) == (plain.returncode, plain.stdout)
     assert seen.returncode == 7
     assert "(exit code 7)" in seen.stderr
     assert "attnbench advise --cases calls.json" in seen.stderr
@@ -346,3 +344,23 @@ def test_what_cannot_be_run_or_written_is_refused_before(tmp_path):
         assert done.returncode == 2
         assert said in done.stderr
         assert len(done.stderr.splitlines()) == 1
+
+
+def test_what_was_captured_is_checked_and_listed_in_place_of_battery_and_models(cli, tmp_path):
+    q, file = random(2, 4, 8, 4), tmp_path / "seen.json"
+    with attnbench.capture() as seen:
+        for _ in range(3):
+            F.scaled_dot_product_attention(q, q, q, is_causal=True)
+    seen.save(file)
+    asked = ("--cases", file, "--case", "B=1,n=16", "--dtypes", "float64", "--impls", "sdpa")
+    done = cli("check", *asked, "--verbose")
+    assert done.exit_code == 0, done.output
+    checked = {line.partition("attention ")[2] for line in done.stdout.splitlines()[:3]}
+    assert checked == {
+        "both n=16 B=1 H=4 D=64 float64", "forward n=16 B=1 H=4 D=64 float64",
+        "forward n=8 B=2 H=4 D=4 float64 causal",
+    }  # fmt: skip
+    found = json.loads(cli("list", file, "--json").stdout)
+    (row,) = found["sections"][0]["parts"][0]["table"]
+    assert (row["count"], row["seq_len"], row["mask"]) == (3, 8, "causal")
+    assert str(file) in found["commands"][0]["command"]

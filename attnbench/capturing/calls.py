@@ -10,8 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import reduce
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
@@ -24,52 +23,9 @@ from attnbench.errors import StoreError
 from attnbench.schema.case import DTYPE_BYTES
 
 VERSION = 1
-_SIZES = {"B": "batch", "H": "heads", "G": "kv_heads", "L": "seq_len", "S": "kv_len",
-          "D": "head_dim", "V": "value_dim"}  # fmt: skip
+Call = dict[str, Any]  # as in the list, flat: with op, backend, device, grad, problems
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _STEPS = 4  # groups that the growing caches of a generation are counted in
-
-
-@dataclass(frozen=True, kw_only=True)
-class Call:
-    """One distinct call, without contents. Sizes as in `Case`; `kept_len` is S of the tensors.
-
-    `problems` name what no case has: a bias, dropout. `backend` is SDPA's, `why` the reason that a
-    CPU takes no faster one.
-    """
-
-    op: str
-    batch: int
-    heads: int
-    kv_heads: int
-    seq_len: int
-    kv_len: int
-    head_dim: int
-    value_dim: int
-    dtype: str
-    device: str
-    layout: str = "BHLD"
-    layouts: str = ""
-    scale: float | None = None
-    mask: str = "full"
-    kept_len: int = 0
-    grad: bool = False
-    autocast: bool = False
-    backend: str = ""
-    why: str = ""
-    problems: tuple[str, ...] = ()
-
-    @property
-    def regime(self) -> str:
-        """Where in a model's life such a call is made: train, decode or prefill."""
-        decodes = self.seq_len == 1 < self.kept_len
-        return "train" if self.grad else "decode" if decodes else "prefill"
-
-    def case(self, pass_: str) -> dict[str, Any]:
-        """Its row in a case list, but for the count."""
-        row = {letter: getattr(self, name) for letter, name in _SIZES.items()}
-        row |= {"dtype": self.dtype, "mask": self.mask, "layout": self.layout, "pass": pass_}
-        return row | ({} if self.scale is None else {"scale": self.scale})
 
 
 @dataclass
@@ -82,36 +38,27 @@ class Row:
     recomputed: int = 0
     time_s: float = 0.0
     places: Counter[tuple[CodeType, int]] = field(default_factory=Counter)
-    caches: set[int] = field(default_factory=set)
 
     def came_backward(self, _gradient: torch.Tensor) -> None:
         """Count a backward pass; the hook of an output, whose gradient it leaves as it is."""
         self.backward += 1
 
-    def joined(self, other: Row) -> Row:
-        """Both as one, with the call of the other."""
-        return Row(
-            other.call, self.count + other.count, self.backward + other.backward,
-            self.recomputed + other.recomputed, self.time_s + other.time_s,
-            self.places + other.places, self.caches | other.caches,
-        )  # fmt: skip
-
-    def about(self) -> dict[str, Any]:
-        """What a case does not say, for people and for later steps."""
+    def cases(self) -> Iterator[dict[str, Any]]:
+        """A row of the list for each pass; `call` has what a case does not say, for people."""
         lines = Counter[str]()
         for (code, line), count in self.places.items():
             lines[f"{code.co_filename}:{line} {code.co_qualname}"] += count
-        call = {k: v for k, v in asdict(self.call).items() if k not in _IN_CASES and v}
-        return call | {
-            "regime": self.call.regime, "calls": self.count, "time_s": self.time_s,
-            "backward": self.backward, "recomputed": self.recomputed,
-            "caches": len(self.caches), "places": lines.most_common(5),
-        }  # fmt: skip
-
-
-_IN_CASES = {item.name for item in fields(Call)} & {
-    *_SIZES.values(), "dtype", "mask", "layout", "scale", "problems"
-}  # fmt: skip
+        row = {name: value for name, value in self.call.items() if value not in (None, ())}
+        about = {name: row.pop(name) for name in ("op", "backend", "device", "grad")}
+        about["places"] = lines.most_common(5)
+        passes = {"both": self.backward, "forward": self.count - self.backward}
+        for pass_, count in passes.items():
+            if count > 0:
+                about["recomputed"] = (
+                    0 if pass_ == "both" and passes["forward"] else self.recomputed
+                )
+                call = about | {"time_s": self.time_s * count / self.count}
+                yield row | {"pass": pass_, "count": count, "call": call}
 
 
 class Seen:
@@ -121,7 +68,7 @@ class Seen:
     """
 
     def __init__(self, places: bool = True) -> None:
-        self.rows: dict[Call, Row] = {}
+        self.rows: dict[Any, Row] = {}
         self.undescribed: Counter[str] = Counter()
         self.count, self.most, self.until_s = 0, math.inf, math.inf
         self.began_s, self.ended_s = time.perf_counter(), 0.0
@@ -131,69 +78,59 @@ class Seen:
         self.fingerprints = Fingerprints()
 
     def add(
-        self, key: Any, make: Callable[[], Call], out: Any, time_s: float, cache: int,
-        frame: FrameType | None,
-    ) -> None:  # fmt: skip
+        self, key: Any, make: Callable[[], Call], out: Any, time_s: float, frame: FrameType
+    ) -> None:
         """Count a call; `make` describes it where `key` is new."""
-        place = _place(frame) if self._places else None
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+            frame = frame.f_back  # to the innermost line that is neither torch's nor ours
+        place = (frame.f_code, frame.f_lineno)
+        row = self._by_key.get(key)
+        call = make() if row is None else {}
         with self._lock:
-            row = self._by_key.get(key)
-        if row is None:
-            call = make()
-            with self._lock:
+            if row is None:
                 if len(self._by_key) > 4096:
                     self._by_key.clear()
-                row = self._by_key[key] = self.rows.setdefault(call, Row(call))
-        with self._lock:
+                row = self.rows.setdefault(tuple(call.items()), Row(call))
+                self._by_key[key] = row
             self.count += 1
             row.count += 1
             row.time_s += time_s
             row.recomputed += torch._C._current_graph_task_id() != -1
-            if place is not None and (place in row.places or len(row.places) < 16):
+            if self._places and (place in row.places or len(row.places) < 16):
                 row.places[place] += 1
-            if len(row.caches) < 64:
-                row.caches.add(cache)
         if getattr(out, "requires_grad", False):
             out.register_hook(row.came_backward)
 
-    def ends(self) -> bool:
-        """Whether as many calls or seconds are over as were asked for."""
+    def end_if_asked(self) -> None:
+        """End the program where as many calls or seconds are over as were asked for."""
         if self.count >= self.most:
             self.stopped = f"after {self.count} calls"
         elif time.perf_counter() - self.began_s >= self.until_s:
             self.stopped = f"after {self.until_s:g} s"
-        return bool(self.stopped)
-
-    @property
-    def calls(self) -> list[Row]:
-        """Each distinct call, the one that most time went to first; a generation in few rows."""
-        with self._lock:
-            rows = list(self.rows.values())
-        return sorted(_steps(rows), key=lambda row: -row.time_s)
+        if self.stopped:
+            raise SystemExit(0)
 
     @property
     def cases(self) -> list[dict[str, Any]]:
-        """The case list, with `count` and, for people, `call`; without what no case has."""
-        listed = []
-        for row in self.calls:
-            for pass_, count in (("both", row.backward), ("forward", row.count - row.backward)):
-                if count > 0 and not row.call.problems:
-                    listed.append(row.call.case(pass_) | {"count": count, "call": row.about()})
-        return listed
+        """The case list, what most time went to first; without what no case has."""
+        return [row for row in self._listed() if "problems" not in row]
+
+    def _listed(self) -> list[dict[str, Any]]:
+        with self._lock:
+            rows = list(self.rows.values())
+        listed = [case for row in _steps(rows) for case in row.cases()]
+        return sorted(listed, key=lambda row: -row["call"]["time_s"])
 
     def report(self) -> dict[str, Any]:
         """All that was seen, as plain JSON."""
+        utils: Any = sys.modules.get("torch._dynamo.utils")
         return {
             "capture": VERSION,
             "wall_s": (self.ended_s or time.perf_counter()) - self.began_s,
             "calls": self.count, "stopped": self.stopped, "torch": torch.__version__,
-            "compiled": _compiled_frames(), "undescribed": dict(self.undescribed),
-            "cases": self.cases,
-            "left_out": [
-                {"problems": row.call.problems, **row.call.case("forward"), "count": row.count,
-                 "call": row.about()}
-                for row in self.calls if row.call.problems
-            ],
+            "compiled": int(utils.counters["frames"]["ok"]) if utils else 0,
+            "undescribed": dict(self.undescribed), "cases": self.cases,
+            "left_out": [row for row in self._listed() if "problems" in row],
         }  # fmt: skip
 
     def save(self, path: str | Path) -> None:
@@ -208,19 +145,6 @@ class Seen:
             raise StoreError(f"cannot write {path} ({err.strerror})") from err
 
 
-def _compiled_frames() -> int:
-    """How many functions torch.compile took: of what they call nothing is seen."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    return int(utils.counters["frames"]["ok"]) if utils else 0
-
-
-def _place(frame: FrameType | None) -> tuple[CodeType, int] | None:
-    """The innermost line that is neither torch's nor ours."""
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
-        frame = frame.f_back
-    return frame and (frame.f_code, frame.f_lineno)
-
-
 def _steps(rows: Iterable[Row]) -> Iterator[Row]:
     """Rows; those of a generation, alike but for the cache's length, in groups of near lengths.
 
@@ -228,84 +152,61 @@ def _steps(rows: Iterable[Row]) -> Iterator[Row]:
     """
     alike: dict[Any, list[tuple[int, Row]]] = {}
     for row in rows:
-        call, length = row.call, row.call.kv_len
-        if call.regime == "decode" and re.fullmatch(r"full|padding:\d+", call.mask):
-            if call.mask == "full":
-                call = replace(call, kv_len=0, kept_len=0)
-            else:
-                length, call = int(call.mask.partition(":")[2]), replace(call, mask="padding:0")
-        alike.setdefault(call, []).append((length, row))
-    for call, group in alike.items():
+        call, length = dict(row.call), row.call["S"]
+        if call["L"] == 1 < length and not call["grad"]:
+            if call["mask"] == "full":
+                call["S"] = 0
+            elif found := re.fullmatch(r"padding:(\d+)", call["mask"]):
+                length, call["mask"] = int(found[1]), "padding:0"
+        alike.setdefault(tuple(call.items()), []).append((length, row))
+    for group in alike.values():
         group.sort(key=lambda item: item[0])
         size = -(-len(group) // _STEPS)
         for part in (group[at : at + size] for at in range(0, len(group), size)):
-            total = reduce(Row.joined, (row for _, row in part))
-            mean = round(sum(length * row.count for length, row in part) / total.count)
-            if len(part) > 1 and call.mask == "full":
-                total = replace(total, call=replace(call, kv_len=mean, kept_len=mean))
-            elif len(part) > 1:
-                total = replace(total, call=replace(call, mask=f"padding:{mean}"))
+            total = Row(part[0][1].call)
+            for _, row in part:
+                for name in ("count", "backward", "recomputed", "time_s"):
+                    setattr(total, name, getattr(total, name) + getattr(row, name))
+                total.places.update(row.places)
+            if len(part) > 1:
+                mean = round(sum(length * row.count for length, row in part) / total.count)
+                full = total.call["mask"] == "full"
+                total.call = total.call | ({"S": mean} if full else {"mask": f"padding:{mean}"})
             yield total
 
 
 def described(
-    op: str, tensors: Iterable[torch.Tensor], mask: Found, *, scale: float | None,
-    problems: Iterable[str] = (), device: str = "", **more: Any,
+    op: str, tensors: Iterable[torch.Tensor], mask: Found, *, device: str,
+    scale: float | None = None, grad: bool = False, backend: str = "",
+    problems: Iterable[str] = (),
 ) -> Call:  # fmt: skip
     """A call by its q, k and v: (L, D), (B, L, D), or (…, H, L, D) with … as one batch."""
     q_BHLD, k_BGSD, v_BGSV = tensors
     while q_BHLD.dim() < 4:
         q_BHLD, k_BGSD, v_BGSV = (x.unsqueeze(-3) for x in (q_BHLD, k_BGSD, v_BGSV))
-    D, dtype = q_BHLD.shape[-1], str(q_BHLD.dtype).removeprefix("torch.")
-    device = device or q_BHLD.device.type
-    autocast = torch.is_autocast_enabled(device) and dtype == "float32"
-    if autocast:
-        dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+    D, dtype = q_BHLD.shape[-1], q_BHLD.dtype
+    if torch.is_autocast_enabled(device) and dtype is torch.float32:
+        dtype = torch.get_autocast_dtype(device)
+    name = str(dtype).removeprefix("torch.")
     wrong = [*problems, *([mask.problem] if mask.problem else [])]
-    wrong += [f"dtype {dtype}"] * (dtype not in DTYPE_BYTES)
+    wrong += [f"dtype {name}"] * (name not in DTYPE_BYTES)
     wrong += [f"scale {scale}"] * (scale is not None and not 0 < scale < math.inf)
-    layouts = [_layout(x) for x in (q_BHLD, k_BGSD, v_BGSV)]
-    packed = _is_packed(q_BHLD, k_BGSD, v_BGSV)
-    layout = "packed" if packed else layouts[1] if layouts[1] != "other" else "BHLD"
-    mixed = not packed and set(layouts) != {layout}
-    return Call(
-        op=op, batch=math.prod(q_BHLD.shape[:-3]), heads=q_BHLD.shape[-3],
-        kv_heads=k_BGSD.shape[-3], seq_len=q_BHLD.shape[-2], kv_len=mask.keys, head_dim=D,
-        value_dim=v_BGSV.shape[-1], kept_len=k_BGSD.shape[-2], dtype=dtype, device=device,
-        layout=layout, layouts=", ".join(map(" ".join, zip("qkv", layouts, strict=True))) * mixed,
-        scale=None if scale is None or math.isclose(scale, D**-0.5) else float(scale),
-        mask=mask.text, autocast=autocast, problems=tuple(wrong), **more,
-    )  # fmt: skip
+    return {
+        "B": math.prod(q_BHLD.shape[:-3]), "H": q_BHLD.shape[-3], "G": k_BGSD.shape[-3],
+        "L": q_BHLD.shape[-2], "S": mask.keys, "D": D, "V": v_BGSV.shape[-1], "dtype": name,
+        "mask": mask.text, "layout": _layout(q_BHLD, k_BGSD, v_BGSV),
+        "scale": None if scale is None or math.isclose(scale, D**-0.5) else float(scale),
+        "op": op, "backend": backend, "device": device, "grad": grad, "problems": tuple(wrong),
+    }  # fmt: skip
 
 
-def _layout(x_BHLD: torch.Tensor) -> str:
-    if x_BHLD.is_contiguous():
-        return "BHLD"
-    return "BLHD" if x_BHLD.transpose(-2, -3).is_contiguous() else "other"
-
-
-def _is_packed(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor) -> bool:
-    """Whether they are parts of one (B, L, H·D + G·D + G·V) buffer, in this order."""
+def _layout(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor) -> str:
+    """`packed` for parts of one (B, L, H·D + G·D + G·V) buffer, else the layout of the keys."""
     parts = (q_BHLD, k_BGSD, v_BGSV)
-    width = sum(x.shape[-3] * x.shape[-1] for x in parts)
+    sizes = [x.shape[-3] * x.shape[-1] for x in parts]
     starts = [x.data_ptr() // x.element_size() for x in parts]
-    sizes = [x.shape[-3] * x.shape[-1] for x in parts[:2]]
-    follow = [b - a for a, b in pairwise(starts)] == sizes
-    return follow and all(x.stride()[-3:] == (x.shape[-1], width, 1) for x in parts)
-
-
-def sdpa_backend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, dropout: float, **more: Any
-) -> dict[str, str]:
-    """The kernel that SDPA takes, and where that is math on a CPU the reason."""
-    names = ("math", "flash", "efficient", "cudnn", "overrideable")
-    chosen = names[torch._fused_sdp_choice(q, k, v, attn_mask=mask, dropout_p=dropout, **more)]
-    reasons = {
-        "not of four dimensions": q.dim() != 4,
-        "a mask of three dimensions": mask is not None and mask.dim() == 3,
-        "dropout": dropout > 0,
-        "V ≠ D": q.shape[-1] != v.shape[-1],
-        "a mask that requires grad": mask is not None and mask.requires_grad,
-    }
-    math_on_cpu = chosen == "math" and q.device.type == "cpu"
-    return {"backend": chosen, "why": ", ".join(filter(reasons.get, reasons)) * math_on_cpu}
+    follow = [b - a for a, b in pairwise(starts)] == sizes[:2]
+    if follow and all(x.stride()[-3:] == (x.shape[-1], sum(sizes), 1) for x in parts):
+        return "packed"
+    by_token = not k_BGSD.is_contiguous() and k_BGSD.transpose(-2, -3).is_contiguous()
+    return "BLHD" if by_token else "BHLD"

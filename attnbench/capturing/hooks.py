@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib.abc
-import importlib.util
+import importlib
+import inspect
 import sys
 import threading
 import time
@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from attnbench.capturing import describing
 from attnbench.capturing.calls import Seen
+from attnbench.capturing.imports import Finder
 
 _ACTIVE: list[Seen] = []
 _LOCK = threading.RLock()
@@ -39,8 +40,6 @@ class _Outer:
 
 
 class _Here(threading.local):
-    """What this thread is inside of."""
-
     outer: _Outer | None = None
     busy = False
 
@@ -64,48 +63,39 @@ class Hook:
         """Call the original, and count the call."""
         if torch.compiler.is_compiling() or not _ACTIVE or _here.busy:
             return self.original(*args, **kwargs)
-        if self.__name__ == "multi_head_attention_forward":
-            return _nested(_Outer("MultiheadAttention"), self.original, self.describe, args, kwargs)
-        outer = _here.outer
+        inside = self.__name__ == "multi_head_attention_forward"
+        new = _Outer("MultiheadAttention") if inside else None
+        return _counted(self.original, self.describe, args, kwargs, new)
+
+
+def _counted(
+    original: Any, describe: describing.Describe, args: Any, kwargs: Any, inside: _Outer | None
+) -> Any:
+    """Call a function; what may call SDPA, in which case that counts, gives its `inside`."""
+    for seen in _ACTIVE:
+        seen.end_if_asked()
+    outer = _here.outer
+    if inside is not None:
+        _here.outer = inside
+    else:  # a subclass or a mode may call it again; it is handed this very object
+        _here.busy = True
         if outer is not None:
             outer.inner += 1
-        _end_if_asked()
-        _here.busy = True  # a subclass or a mode may call it again; it is handed this very object
-        began_s = time.perf_counter()
-        out = stopped = None
-        try:
-            out = self.original(*args, **kwargs)
-        except Exception as err:
-            if type(err).__name__ != "_StopRecomputationError":
-                raise
-            stopped = err  # a checkpoint that has what it needs as soon as the kernel ran
-        finally:
-            _here.busy = False
-        _record(self.describe, args, kwargs, out, time.perf_counter() - began_s, outer)
-        if stopped is not None:
-            raise stopped
-        return out
-
-
-def _nested(
-    outer: _Outer, original: Any, describe: describing.Describe, args: Any, kwargs: Any
-) -> Any:
-    """Call what may call SDPA, in which case that counts; else describe it by its own arguments."""
-    _end_if_asked()
-    before, _here.outer = _here.outer, outer
     began_s = time.perf_counter()
+    out = stopped = None
     try:
         out = original(*args, **kwargs)
+    except Exception as err:
+        if type(err).__name__ != "_StopRecomputationError":
+            raise
+        stopped = err  # a checkpoint that has what it needs as soon as the kernel ran
     finally:
-        _here.outer = before
-    if not outer.inner:
-        _record(describe, args, kwargs, out, time.perf_counter() - began_s, outer)
+        _here.busy, _here.outer = False, outer
+    if inside is None or not inside.inner:
+        _record(describe, args, kwargs, out, time.perf_counter() - began_s, inside or outer)
+    if stopped is not None:
+        raise stopped
     return out
-
-
-def _end_if_asked() -> None:
-    if any(seen.ends() for seen in _ACTIVE):
-        raise SystemExit(0)
 
 
 def _record(
@@ -116,19 +106,20 @@ def _record(
     out = out[0] if isinstance(out, tuple) else out
     if type(out).__name__ in ("FakeTensor", "FunctionalTensor"):
         return  # a compiler asks for sizes
+    grad = bool(getattr(out, "requires_grad", False))
     frame = outer.frame if outer and outer.frame else sys._getframe(1)
     for seen in tuple(_ACTIVE):
         _here.busy = True
         try:
             if torch._C._get_tracing_state() is not None:
                 raise TypeError("jit.trace")
-            key, make, cache = describe(seen.fingerprints, out, outer, *args, **kwargs)
+            key, make = describe(seen.fingerprints, grad, outer, *args, **kwargs)
 
             def made(make: Any = make) -> Any:
                 with torch.no_grad(), _disable_current_modes(), torch._C.DisableTorchFunction():
                     return make()
 
-            seen.add(key, made, out, time_s, cache, frame)
+            seen.add(key, made, out, time_s, frame)
         except Exception as err:
             seen.undescribed[f"{type(err).__name__}: {err}"[:100]] += 1
             seen.count += 1
@@ -136,11 +127,20 @@ def _record(
             _here.busy = False
 
 
+def _heads(module: ModuleType, name: str, op: str) -> tuple[ModuleType, str, describing.Describe]:
+    native = name.startswith("_")
+    if native:
+        names = [x.name for x in getattr(torch.ops.aten, name).default._schema.arguments]
+    else:
+        names = list(inspect.signature(getattr(module, name)).parameters)
+    return module, name, functools.partial(describing.multi_head, op, names, native)
+
+
 _TARGETS: tuple[tuple[ModuleType, str, describing.Describe], ...] = (
     (torch.nn.functional, "scaled_dot_product_attention", describing.sdpa),
-    (torch.nn.functional, "multi_head_attention_forward", describing.multi_head),
-    (torch, "_native_multi_head_attention", describing.native_multi_head),
-    (torch, "_transformer_encoder_layer_fwd", describing.encoder_layer),
+    _heads(torch.nn.functional, "multi_head_attention_forward", "MultiheadAttention"),
+    _heads(torch, "_native_multi_head_attention", "MultiheadAttention, fast path"),
+    _heads(torch, "_transformer_encoder_layer_fwd", "encoder layer, fast path"),
 )
 _hooks: list[Hook] = []
 
@@ -170,7 +170,11 @@ def stop(seen: Seen) -> None:
             sys.meta_path.remove(_FINDER)
             for hook in _hooks:
                 _rebind(hook, hook.original, hook)
-            _unwrap_registry()
+            for interface, name, original in _registry:
+                delattr(interface, name)
+                if original is not None:
+                    setattr(interface, name, original)
+            _registry.clear()
 
 
 def _rebind(old: Any, new: Any, hook: Hook) -> None:
@@ -189,30 +193,6 @@ def _rebind(old: Any, new: Any, hook: Hook) -> None:
                             setattr(owner, name, new)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Adapts modules as soon as the program imports them; imports nothing itself."""
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name not in _ADAPTED:
-            return None
-        sys.meta_path.remove(self)
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            sys.meta_path.insert(0, self)
-        if spec is None or spec.loader is None:
-            return None
-        run = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            run(module)
-            _ADAPTED[name](module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-_FINDER = _Finder()
 _registry: list[tuple[type, str, Any]] = []
 
 
@@ -247,15 +227,7 @@ def _teach(rules: Any) -> None:
 
 
 _ADAPTED = {"transformers.modeling_utils": _wrap_registry, "torch._dynamo.trace_rules": _teach}
-
-
-def _unwrap_registry() -> None:
-    for interface, name, original in _registry:
-        if original is None:
-            delattr(interface, name)
-        else:
-            setattr(interface, name, original)
-    _registry.clear()
+_FINDER = Finder(_ADAPTED)
 
 
 @functools.lru_cache(256)
@@ -270,7 +242,7 @@ def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
         named = (kwargs[name] for name in ("query", "key", "value") if name in kwargs)
         q, k, v = (*args[1:4], *named)
-        outer = _Outer(title, (q, k, v), frame=sys._getframe(1))
-        return _nested(outer, function, describe, args, kwargs)
+        inside = _Outer(title, (q, k, v), frame=sys._getframe(1))
+        return _counted(function, describe, args, kwargs, inside)
 
     return attention

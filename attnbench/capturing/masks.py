@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -48,36 +49,30 @@ def classify(mask: torch.Tensor, queries: int, keys: int) -> Found:
         if not ((rows == 0) | (rows < _BLOCKED)).all():
             return Found("full", keys, "a bias")
         rows = rows > _BLOCKED
-    share = rows[:, :, _ROWS:].float().mean().item()  # of the random rows
-    other = f"a mask with {share:.1%} of pairs"
+    problem = f"a mask with {rows[:, :, _ROWS:].float().mean():.1%} of pairs"  # of random rows
     if (rows != rows[:, :1]).any():
-        return Found("full", keys, f"{other} that differs between heads")
-    counts = rows[:, 0].sum(-1)
-    if queries == 1:  # of a single query the order of keys changes nothing
+        return Found("full", keys, f"{problem} that differs between heads")
+    counts, firsts = rows[:, 0].sum(-1), rows[:, 0].byte().argmax(-1)
+    if queries == 1 and counts.any():  # of a single query the order of keys changes nothing
         lengths = counts[:, 0].tolist()
-        if max(lengths) == 0:
-            return Found("full", keys, other)
         return Found(padding(lengths) if min(lengths) < keys else "full", keys)
-    firsts = rows[:, 0].byte().argmax(-1)
     lasts = keys - rows[:, 0].flip(-1).byte().argmax(-1)
-    if ((counts > 0) & (lasts - firsts != counts)).any():
-        return Found("full", keys, other)
+    if ((counts > 0) & (lasts - firsts != counts)).any() or not counts.any():
+        return Found("full", keys, problem)
     spans = {
-        (item, row): (first, last) if count else None
-        for item, *of_item in zip(range(items), *(x.tolist() for x in (firsts, lasts, counts)),
-                                  strict=True)
-        for row, first, last, count in zip(chosen, *of_item, strict=True)
-    }  # fmt: skip
-    for text, seen_keys in _candidates(spans, wide, queries, keys):
-        if _agrees(text, spans, queries, seen_keys):
-            return Found(text, seen_keys)
-    ends = {item: {s[1] for (i, _), s in spans.items() if i == item and s} for item in range(items)}
-    left = items > 1 or any(span and span[0] for span in spans.values())
-    if left and all(keys in seen for seen in ends.values()):
-        starts = {(i, s[0]) for (i, _), s in spans.items() if s}
-        if len(starts) == items:
-            return Found("full", keys, "padding on the left")
-    return Found("full", keys, other)
+        (item, row): range(first, first + count)
+        for item, starts, sizes in zip(range(items), firsts.tolist(), counts.tolist(), strict=True)
+        for row, first, count in zip(chosen, starts, sizes, strict=True)
+    }
+    for text, seen in _candidates(spans, wide, queries, keys):
+        with suppress(UsageError):
+            span = parse_mask(text).span
+            if all(range(*span(i, queries, seen, b)) == own for (b, i), own in spans.items()):
+                return Found(text, seen)
+    begins = {(item, span.start) for (item, _), span in spans.items() if span}
+    if len(begins) == items and any(start for _, start in begins):
+        problem = "padding on the left"
+    return Found("full", keys, problem)
 
 
 def top_left(queries: int, keys: int) -> Found:
@@ -93,38 +88,20 @@ def padding(lengths: list[int], causal: bool = False) -> str:
     return f"padding:{'+'.join(map(str, lengths))}" + ":causal=1" * causal
 
 
-def _agrees(text: str, spans: dict[tuple[int, int], Any], queries: int, keys: int) -> bool:
-    try:
-        mask = parse_mask(text)
-    except UsageError:
-        return False
-    for (item, row), seen in spans.items():
-        first, last = mask.span(row, queries, keys, item)
-        if ((first, last) if first < last else None) != seen:
-            return False
-    return True
-
-
 def _candidates(
-    spans: dict[tuple[int, int], Any], wide: torch.Tensor, queries: int, keys: int
+    spans: dict[tuple[int, int], range], wide: torch.Tensor, queries: int, keys: int
 ) -> Iterator[tuple[str, int]]:
     """Texts and keys to try, the plainest first."""
-    seen = [span for span in spans.values() if span]
-    if not seen:
-        return
-    for size in dict.fromkeys((keys, max(last for _, last in seen))):
+    for size in dict.fromkeys((keys, max(span.stop for span in spans.values()))):
         yield "full", size
         yield "causal", size
-        if (end := spans[0, queries - 1]) is not None:
-            yield f"window:{end[1] - end[0]}", size
-        if spans[0, 0] is not None:
-            yield f"prefix:{spans[0, 0][1]}", size
+        yield f"window:{len(spans[0, queries - 1])}", size
+        yield f"prefix:{spans[0, 0].stop}", size
     lengths = [0] * wide.shape[0]
     for (item, _), span in spans.items():
-        lengths[item] = max(lengths[item], span[1] if span else 0)
-    if any(lengths):
-        yield padding(lengths), keys
-        yield padding(lengths, causal=True), keys
+        lengths[item] = max(lengths[item], span.stop)
+    yield padding(lengths), keys
+    yield padding(lengths, causal=True), keys
     if queries == keys:  # where a document begins, its first query does not see the key before
         before = wide[0, 0].diagonal(-1)
         blocked = ~before if before.dtype is torch.bool else before < _BLOCKED
@@ -142,7 +119,7 @@ class Fingerprints:
 
     def of(self, mask: Any) -> Any:
         """A key that masks of equal content share, of large ones in up to 64 rows."""
-        if mask is None or not isinstance(mask, torch.Tensor):
+        if not isinstance(mask, torch.Tensor):
             return type(mask).__name__
         if mask.is_cuda and torch.cuda.is_current_stream_capturing():
             return "unread"

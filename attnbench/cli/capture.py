@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -19,12 +18,9 @@ from attnbench.base.jsontext import plain
 from attnbench.base.signals import handled
 from attnbench.cli.options import command_options
 from attnbench.errors import StoreError, UsageError
+from attnbench.planning.caselist import is_captured
 
 _SITE = Path(__file__).parents[1] / "capturing" / "site"
-_LOOKED_FOR = (
-    "looked for scaled_dot_product_attention under any name, nn.MultiheadAttention,"
-    " nn.TransformerEncoder and the attention of transformers"
-)
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -68,10 +64,7 @@ def _refuse(program: tuple[str, ...], output: Path) -> None:
         raise UsageError(f"no program {program[0]}{hint}")
     if not output.parent.is_dir() or output.is_dir():
         raise UsageError(f"--output {output}: it must be a file in a folder that exists")
-    if output.exists():
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            if "capture" in json.loads(output.read_text("utf-8")):
-                return
+    if output.exists() and not is_captured(output):
         raise UsageError(f"--output {output} exists and is not of a capture; give another name")
 
 
@@ -86,8 +79,7 @@ def _run(program: tuple[str, ...], limits: Mapping[str, Any]) -> tuple[dict[str,
             "ATTNBENCH_CAPTURE": json.dumps(asked),
         }
         with subprocess.Popen(program, env=environment) as process:
-            # A terminal sends Ctrl-C to the program, too, which ends as it wants to.
-            try:
+            try:  # a terminal sends Ctrl-C to the program, too, which ends as it wants to
                 with handled((signal.SIGINT,), lambda *_: None):
                     code = process.wait()
             except BaseException:
@@ -103,9 +95,11 @@ def _reason(seen: Mapping[str, Any], program: tuple[str, ...]) -> str:
     if seen.get("stopped"):
         return f"the program was stopped {seen['stopped']}, before its first call"
     if "calls" in seen:
-        compiled = seen["compiled"]
-        hint = f"; {compiled} functions that torch.compile took are not seen" if compiled else ""
-        return f"the program made no call, {_LOOKED_FOR}{hint}"
+        compiled = f"; {seen['compiled']} functions that torch.compile took are not seen"
+        return (
+            "the program made no call, looked for scaled_dot_product_attention under any name,"
+            " nn.MultiheadAttention, nn.TransformerEncoder and the attention of transformers"
+        ) + compiled * bool(seen["compiled"])
     if seen["lacks"]:
         return f"its Python cannot load attnbench ({plain(seen['lacks'])}); install attnbench there"
     return "the program imported no torch, or was killed"

@@ -36,10 +36,10 @@ def check(watch: bool, **options: Any) -> None:
     draws of inputs in the same tensors, with planted needle keys. Properties of every method are
     checked, too: no look ahead, batch and heads independent, any order of keys, any block size,
     exact in its limit, gradients by finite differences. Cases that an implementation does not
-    support are `unsupported`, with the reason. With --seq-lens, --heads or another axis of a sweep
-    those cases are checked in place of the battery, with gradients and without unless --passes says
-    which. The simplest failure of each kind is shown in full. Exits 1 on any failure, 2 if nothing
-    could be checked.
+    support are `unsupported`, with the reason. With --case, --cases or an axis of a sweep, such as
+    --seq-lens, those cases are checked in place of the battery, with gradients and without unless a
+    case or --passes says which. The simplest failure of each kind is shown in full. Exits 1 on any
+    failure, 2 if nothing could be checked.
     """
     if not watch:
         raise SystemExit(_check(**options))
@@ -92,6 +92,7 @@ def _check(
     from attnbench.execution.checks import run_checks
     from attnbench.execution.events import follow
     from attnbench.execution.failures import failures
+    from attnbench.planning.models import asked_sweeps
     from attnbench.planning.plan import Axes
     from attnbench.report.documents.check import document
     from attnbench.schema.check import CheckResult
@@ -100,7 +101,10 @@ def _check(
     flags, others = given(), ("impls", "dtypes")
     axes = {name: options.pop(name) for name in AXIS_FIELDS if name not in others}
     asked = {name: value for name, value in axes.items() if name in flags}
-    options["axes"] = Axes(**asked) if asked else None
+    listed = {name: options.pop(name) for name in ("case", "cases")}
+    if asked or any(listed.values()):
+        over = asked | ({"dtypes": options["dtypes"]} if "dtypes" in flags else {})
+        options["sweeps"], _ = asked_sweeps([Axes(**asked)], over, **listed)
     apart = as_json or format_ != "text"
 
     def output(event: object) -> None:

@@ -41,16 +41,20 @@ def list_(names: tuple[str, ...], files: tuple[str, ...], device: str, **options
     passes, dtypes and masks.
 
     With NAME (longformer, gqa, "kv cache", llama …): its parts, and a command that measures it. Of
-    a model (llama-3.1-8b, or the path of a config.json): its calls, by step and kind of layer.
+    a model (llama-3.1-8b, or the path of a config.json): its calls, by step and kind of layer. Of
+    a file of `attnbench capture`: its cases, with their counts.
     """
     from attnbench.execution.process import Settings
     from attnbench.execution.runner import LocalRunner
+    from attnbench.planning.caselist import is_captured
     from attnbench.planning.lookup import look_up
     from attnbench.planning.models import MODELS, calls_of
     from attnbench.report.documents.catalogue import document, models_document
 
     if any(name in MODELS or name.endswith(".json") for name in names):
-        raise SystemExit(show(models_document({name: calls_of(name) for name in names}), options))
+        captured = [name for name in names if is_captured(Path(name))]
+        calls = {name: calls_of(name) for name in names}
+        raise SystemExit(show(models_document(calls, captured), options))
     with LocalRunner(Settings(device=device, files=files)) as runner:
         catalogue = runner.catalogue()
         for warning in runner.warnings:

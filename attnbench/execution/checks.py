@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from attnbench.execution.runner import LocalRunner
 from attnbench.execution.supervision import Death
 from attnbench.planning.battery import battery, by_coverage, small
 from attnbench.planning.plan import Axes, chosen, expand, named
+from attnbench.schema.case import Case
 from attnbench.schema.check import CheckResult, Item
 from attnbench.schema.messages import CheckItem, ItemChecked
 from attnbench.schema.record import Cell
@@ -35,7 +36,7 @@ def run_checks(
     timeout_s: float = 60.0,
     compiling_s: float = 120.0,
     budget_s: float | None = None,
-    axes: Axes | None = None,
+    sweeps: Sequence[Axes] = (),
 ) -> Events[list[CheckResult]]:
     """Check the named implementations; those of the user's files if any, else all, by default.
 
@@ -44,8 +45,8 @@ def run_checks(
     others, the most telling first, until they are 24 or `compiling_s` seconds are over; the rest is
     `left`. With `budget_s` all are checked in that order, and what does not begin within it is
     `left`. Those with parameters are checked with smaller ones, too, in the first dtype. With
-    `axes` its cases are checked in place of the battery. Yields the number of checks, then what the
-    worker is at, and each result as it comes.
+    `sweeps` their cases are checked in place of the battery. Yields the number of checks, then what
+    the worker is at, and each result as it comes.
 
     Raises:
         UsageError: an unknown name or dtype, a file that does not load, a device not there.
@@ -57,16 +58,17 @@ def run_checks(
         catalogue = runner.catalogue()
         rows = {info.name: info for info in catalogue.implementations}
         wanted_names = named(chosen(names or (), runner.own), catalogue) or list(rows)
-        shrunk = (small(rows[name]) for name in wanted_names if name in rows and axes is None)
+        shrunk = (small(rows[name]) for name in wanted_names if name in rows and not sweeps)
         smaller = named(filter(None, shrunk), catalogue)
         wanted_names = list(dict.fromkeys([*wanted_names, *smaller]))
         rows |= {name: rows[base_name(name)] for name in wanted_names}
-        if axes is None:
-            items = battery(catalogue.device, dtypes)  # type: ignore[arg-type]
-        else:
+        cases: dict[Case, None] = {}  # each once, as often as a list may have it
+        for axes in sweeps:
             passes = ("forward",) if axes.workload == "decode" else ("both", "forward")
             axes = axes.having(**{"passes": passes, "dtypes": dtypes} | dict(axes.values))
-            items = [Item(name="as asked", case=case) for case in expand(axes, catalogue.device)]
+            cases |= dict.fromkeys(expand(axes, catalogue.device))
+        items = [Item(name="as asked", case=case) for case in cases]
+        items = items or battery(catalogue.device, dtypes)  # type: ignore[arg-type]
         compiles = [name for name in wanted_names if rows[name].compiles and not full]
         pairs = [
             (item, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -59,6 +60,13 @@ def listed(texts: Iterable[str], file: Path | None, axes: Mapping[str, Any]) -> 
         ways[at].having(step=f"call {how}") for at, how in ((0, "padded"), (-1, "packed"))
         for ways in found
     ]  # fmt: skip
+
+
+def is_captured(file: Path) -> bool:
+    """Whether it is what `attnbench capture` wrote."""
+    with contextlib.suppress(OSError, ValueError):
+        return "capture" in jsontext.decode(files.read(file), dict[str, Any])
+    return False
 
 
 def _rows(file: Path) -> list[Any]:

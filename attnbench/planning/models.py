@@ -16,7 +16,7 @@ from attnbench.base import files, jsontext
 from attnbench.base.registry import require, unknown
 from attnbench.base.units import parse_sizes
 from attnbench.errors import UsageError
-from attnbench.planning.caselist import listed
+from attnbench.planning.caselist import is_captured, listed
 from attnbench.planning.plan import Axes, expand, overridden
 from attnbench.schema.case import Case
 from attnbench.schema.position import parse_position
@@ -79,8 +79,12 @@ def asked_sweeps(
 def calls_of(model: str) -> tuple[list[tuple[str, int, Case]], str]:
     """The calls of each step that a model has, at usual lengths; and what no case has of it.
 
-    A call is the name of its step, how many layers make it, and its case.
+    A call is the name of its step, how many layers make it, and its case. Of a file of `attnbench
+    capture` they are what it holds.
     """
+    if is_captured(file := Path(model)):
+        rows = listed((), file, {})
+        return [(of.step, of.count, case) for of in rows for case in expand(of, "cpu")], ""
     calls, left_out = [], ""
     for step in STEPS:
         with contextlib.suppress(*[UsageError] * (step == "decode")):  # an encoder has none

@@ -10,9 +10,9 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import runpy
 import sys
 import time
-from types import ModuleType
 from typing import Any
 
 _BEGAN_S = time.perf_counter()
@@ -23,27 +23,8 @@ if _ASKED["pythonpath"] is not None:
 sys.path.remove(os.path.dirname(__file__))
 
 
-class _OfTorch:
-    """Finds torch as others do, and starts the capture once it is imported."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-        if name != "torch":
-            return None
-        sys.meta_path.remove(_OfTorch)
-        spec: Any = importlib.util.find_spec("torch")
-        if spec is not None:
-            run = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                run(module)
-                _start()
-
-            spec.loader.exec_module = exec_module
-        return spec
-
-
-def _start() -> None:
+def _start(_torch: Any) -> None:
+    sys.meta_path.remove(_FINDER)
     sys.path.append(_ASKED["root"])
     try:
         from attnbench.capturing import hooks
@@ -66,7 +47,10 @@ def _write(what: dict[str, Any]) -> None:
 
 
 _write({"lacks": ""})
-sys.meta_path.insert(0, _OfTorch)
+_FINDER = runpy.run_path(os.path.join(os.path.dirname(__file__), "..", "imports.py"))["Finder"](
+    {"torch": _start}
+)
+sys.meta_path.insert(0, _FINDER)
 _next = importlib.machinery.PathFinder.find_spec("sitecustomize")  # that of the program's Python
 if _next is not None and _next.loader is not None:
     sys.modules["sitecustomize"] = importlib.util.module_from_spec(_next)

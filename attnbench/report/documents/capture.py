@@ -13,28 +13,25 @@ from attnbench.report import document as doc
 
 def document(seen: Mapping[str, Any], file: str, code: int) -> doc.Document:
     """What the file of a capture holds; `code` is how the program exited."""
-    rows = sorted((*seen["cases"], *seen["left_out"]), key=_time_s, reverse=True)
-    calls = {id(row): row["call"] for row in rows}
-    total_us, wall_s = 1e6 * sum(map(_time_s, rows)), seen["wall_s"]
+    rows = sorted((*seen["cases"], *seen["left_out"]), key=lambda row: -row["call"]["time_s"])
+    total_us, wall_s = sum(1e6 * row["call"]["time_s"] for row in rows), seen["wall_s"]
     table = doc.Table(
         columns={"calls": "calls", "call": "call", "op": "by", "time": "time",
                  "place": "first place"},
         rows=[
-            (doc.Value(row["count"], "count"), _words(row), _op(calls[id(row)]),
-             doc.Value(1e6 * _time_s(row), "us"), _place(calls[id(row)]))
+            (doc.Value(row["count"], "count"), _words(row),
+             row["call"]["op"] + f" ({row['call']['backend']})" * bool(row["call"]["backend"]),
+             doc.Value(1e6 * row["call"]["time_s"], "us"), _place(row["call"]["places"]))
             for row in rows
         ],
         spare=("op",), cut="place", most=12,
     )  # fmt: skip
     left = Counter[str]()
     for row in seen["left_out"]:
-        left[", ".join(row["problems"])] += row["count"]
-    notes: list[doc.Words] = [
-        f"{counted(count, 'call')} in no case: {what}" for what, count in left.items()
-    ]
-    notes += [f"{counted(count, 'call')} could not be described: {what}"
-              for what, count in seen["undescribed"].items()]  # fmt: skip
-    if again := sum(call["recomputed"] for call in calls.values()):
+        left[f"in no case: {', '.join(row['problems'])}"] += row["count"]
+    left.update({f"could not be described: {x}": n for x, n in seen["undescribed"].items()})
+    notes: list[doc.Words] = [f"{counted(n, 'call')} {what}" for what, n in left.items()]
+    if again := sum(row["call"]["recomputed"] for row in rows):
         notes.append(f"{counted(again, 'call')} ran again in a checkpoint's backward pass")
     if seen["compiled"]:
         notes.append(f"{counted(seen['compiled'], 'function')} went through torch.compile, whose"
@@ -58,28 +55,16 @@ def document(seen: Mapping[str, Any], file: str, code: int) -> doc.Document:
     )  # fmt: skip
 
 
-def _time_s(row: Mapping[str, Any]) -> float:
-    """Its part of the time of a call that is split by its passes."""
-    return float(row["call"]["time_s"] * row["count"] / row["call"]["calls"])
-
-
-def _op(call: Mapping[str, Any]) -> str:
-    return f"{call['op']} ({call['backend']})" if call.get("backend") else str(call["op"])
-
-
 def _words(row: Mapping[str, Any]) -> str:
     """Its sizes as in labels, with what differs from plain multi-head attention."""
-    parts = [f"B={row['B']}", f"H={row['H']}"]
-    parts += [f"{x}={row[x]}" for x, same in (("G", "H"),) if row[x] != row[same]]
-    n = [f"n={row['L']}"] if row["L"] == row["S"] else [f"L={row['L']}", f"S={row['S']}"]
-    parts += [*n, f"D={row['D']}", *([f"V={row['V']}"] if row["V"] != row["D"] else [])]
-    parts += [row["dtype"], *([row["mask"]] if row["mask"] != "full" else [])]
-    parts += [row["pass"]] * (row["pass"] != "forward") + list(row.get("problems", ()))
-    return " ".join(parts)
+    sizes = [f"{x}={row[x]}" for x in ("B", "H", "G") if x != "G" or row["G"] != row["H"]]
+    sizes += [f"n={row['L']}"] if row["L"] == row["S"] else [f"L={row['L']}", f"S={row['S']}"]
+    sizes += [f"{x}={row[x]}" for x in ("D", "V") if x != "V" or row["V"] != row["D"]]
+    more = (row["mask"], "full"), (row["pass"], "forward")
+    parts = [*sizes, row["dtype"], *(word for word, plain in more if word != plain)]
+    return " ".join((*parts, *row.get("problems", ())))
 
 
-def _place(call: Mapping[str, Any]) -> str:
-    if not call["places"]:
-        return ""
-    where, _, function = call["places"][0][0].rpartition(" ")
-    return f"{PurePath(where).name} {function}"
+def _place(places: list[Any]) -> str:
+    """The file and line that most calls came from, short enough for a terminal of 80 columns."""
+    return PurePath(places[0][0].rpartition(" ")[0]).name if places else ""

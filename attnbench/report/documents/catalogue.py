@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from msgspec import to_builtins
@@ -21,6 +21,9 @@ Calls = Sequence[tuple[str, int, Case]]  # step, how many layers, case
 # A row of a model; its axes that are not here are the same in all, or in JSON alone.
 _CALL = {"step": "step", "count": "layers", "seq_len": "L", "kv_len": "S"}
 _CALL |= {name: name for name in ("mask", "position", "scale")}
+# A row of a captured file, whose cases have sizes of their own.
+_CASE = {"count": "calls", "batch": "B", "heads": "H", "kv_heads": "G", "seq_len": "L"}
+_CASE |= {"kv_len": "S", "head_dim": "D", "dtype": "dtype", "pass": "pass", "mask": "mask"}
 KINDS = ("workloads", "projections", "caches", "masks", "positions")
 
 
@@ -62,21 +65,36 @@ def document(
     )  # fmt: skip
 
 
-def models_document(models: Mapping[str, tuple[Calls, str]]) -> Document:
-    """The calls of each model, a row for each step and kind of layer, and what no case has."""
-    columns = _CALL | {name: "" for name in AXES if name not in _CALL}
+def models_document(models: Mapping[str, tuple[Calls, str]], captured: Collection[str]) -> Document:
+    """The calls of each model, a row for each step and kind of layer, and what no case has.
+
+    Of files that are `captured`: a row for each case.
+    """
     sections = []
     for model, (calls, left_out) in models.items():
+        shown = _CASE if model in captured else _CALL
+        columns = shown | {name: "" for name in ("step", *AXES) if name not in shown}
         rows = list[list[Value]]()
         for step, count, case in calls:
             row = case.to_json() | {"step": step, "count": count, "scale": case.softmax_scale}
             rows.append([Value(row[n], "number" if n == "scale" else "text") for n in columns])
         sizes = [*size_words(calls[0][-1], ("seq_len", "kv_len")), calls[0][-1].dtype]
-        table = Table(columns=columns, rows=rows, cut="position", grouped=True)
+        table = Table(columns=columns, rows=rows, cut="position", grouped=model not in captured)
         beside = [Text([f"no case has: {left_out}"])] if left_out else []
-        sections.append(Section(f"{model}: {' '.join(sizes)}", [table, *beside]))
-    said = Finding(sign="none", verdict="", subject="models", reason=counted(len(models), "model"))
-    commands = [("measure", f"attnbench sweep --model {shlex.quote(model)}") for model in models]
+        title = model if model in captured else f"{model}: {' '.join(sizes)}"
+        sections.append(Section(title, [table, *beside]))
+    kinds = {"model": len(models) - len(captured), "capture": len(captured)}
+    reason = ", ".join(counted(number, kind) for kind, number in kinds.items() if number)
+    said = Finding(sign="none", verdict="", subject="calls", reason=reason)
+    commands = [
+        (
+            "measure",
+            f"attnbench sweep --cases {shlex.quote(name)}"
+            if name in captured
+            else f"attnbench sweep --model {shlex.quote(name)}",
+        )
+        for name in models
+    ]
     return Document(
         kind="list", exit_code=ExitCode.OK, conclusion=said, sections=sections, commands=commands
     )
