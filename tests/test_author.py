@@ -273,6 +273,27 @@ def test_what_compiles_is_compiled_for_every_length_however_many_went_before(tmp
     assert all("not-compiled" in codes for codes in again["unsteady"])
 
 
+LATE = """
+from attnbench.api import attention
+
+@attention("late", workloads=("attention",), masks=("full",), gqa=False)
+def call(q, k, v, *, causal, scale):
+    import torch._dynamo
+    return ((q * scale) @ k.mT).softmax(-1) @ v
+"""
+
+
+def test_who_loads_dynamo_in_a_call_changes_no_setting_of_it(tmp_path):
+    """Whose flags are ours while several lengths share their rounds."""
+    (tmp_path / "late.py").write_text(LATE)
+    table = attnbench.sweep(
+        files=(str(tmp_path / "late.py"),), output=tmp_path, impls=["late"], seq_lens=[8, 16],
+        settings={"device": "cpu", "min_time_s": 0.001, "max_time_s": 0.01}, heads=(2,),
+        head_dims=(8,),
+    )  # fmt: skip
+    assert not table["unsteady"].str.contains("meddles", na=False).any()
+
+
 ONE_KEY_MORE = """
 import torch
 from attnbench.api import attention

@@ -305,11 +305,11 @@ def _settle_compilers() -> list[str]:
             warnings.simplefilter("ignore")  # of flags that are on their way out
             for flag, entry in config._config.items():
                 default = entry.default if (e := entry.env_value_default) is _UNSET else e
-                default = _of_cases.get(flag, default)
                 plain = entry.alias is None and entry.justknob is None and default is not _UNSET
-                if plain and getattr(config, flag) != default:
-                    setattr(config, flag, default)
-                    changed.append(f"{name}'s flags")
+                value, ours = getattr(config, flag), _of_cases.get(flag, default)
+                if plain and value != ours:
+                    setattr(config, flag, ours)
+                    changed += [f"{name}'s flags"] * (value != default)  # who loads it sets none
         _settled[name] = config.get_hash()
     return list(dict.fromkeys(changed))
 
