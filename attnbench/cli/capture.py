@@ -102,4 +102,4 @@ def _reason(seen: Mapping[str, Any], program: tuple[str, ...]) -> str:
         ) + compiled * bool(seen["compiled"])
     if seen["lacks"]:
         return f"its Python cannot load attnbench ({plain(seen['lacks'])}); install attnbench there"
-    return "the program imported no torch, or was killed"
+    return "the program imported no torch"

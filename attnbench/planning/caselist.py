@@ -71,6 +71,9 @@ def is_captured(file: Path) -> bool:
 
 def _rows(file: Path) -> list[Any]:
     """The pairs of each case, a key as often as it is there."""
+    if file.suffix == ".py":
+        hint = f"attnbench capture -- python {file} makes one of a program"
+        raise UsageError(f"{file} (--cases) is not a case list in CSV or JSON; {hint}")
     try:
         text = files.read(file).decode("utf-8-sig")
         if file.suffix == ".json" and text.lstrip().startswith("{"):

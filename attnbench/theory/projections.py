@@ -91,7 +91,7 @@ _PROJECTIONS = {
         ),
     ),
     "pruned": ProjectionTraits(
-        doc="the last heads=1 are left out, with their rows of all weights",
+        doc="the last heads (as many as heads=1 says) are left out, with their rows of all weights",
         weights=lambda case, *, heads: _separate(_with_heads(case, _left(case, heads=heads))),
         parameters={"heads": Parameter(default=1)},
         heads=_left,

@@ -118,7 +118,7 @@ def _fit_of(series: Series, draws: int, *, in_rounds: bool = False) -> ExponentF
         series=series, time_us=tuple(times), left_out=tuple(left_out),
         overhead_us=overhead.value, exponent=slope.exponent, top=slope.top,
         intercept=slope.intercept if slope.exponent else None,
-        octaves=slope.octaves, changepoint=change, finding=finding,
+        octaves=slope.octaves, changepoint=change, finding=finding, hidden=bool(fresh),
         missing=missing if finding and finding.verdict == "inconclusive" else (),
     )  # fmt: skip
 

@@ -196,7 +196,7 @@ class ExponentFit:
     size with its interval. `octaves` is the range of the sizes that count. `changepoint` is the
     last size before a sudden change of the constant, and its factor: the exponent is that of both
     sides, the intercept that of the sizes beyond. `missing` are the times to measure again where
-    the finding is inconclusive for want of them.
+    the finding is inconclusive for want of them; `hidden` says that page faults hide sizes.
     """
 
     series: Series
@@ -210,6 +210,7 @@ class ExponentFit:
     changepoint: tuple[float, float] | None = None
     finding: LawFinding | None = None
     missing: tuple[Missing, ...] = ()
+    hidden: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Iterator, Sequence
 
-from attnbench.analysis.notes import remedy
+from attnbench.analysis.notes import keeping, remedy
 from attnbench.analysis.scaling.results import ExactFit, Scaling, Uncertain
 from attnbench.analysis.table import load
 from attnbench.base.units import tally
@@ -51,9 +51,20 @@ def document(
             sign=sign, verdict=verdict, subject=run.run_id, reason=_counts(found.findings)
         ),
         sections=[doc.Section("How cost grows", list(laws(found, every=every)))],
-        commands=[("run", str(run.path)), *decisive(found, run),
+        commands=[("run", str(run.path)), *decisive(found, run), *_kept(found, run),
                   ("plots", f"attnbench report {where}"), ("each", f"attnbench verify {where} -v")],
     )  # fmt: skip
+
+
+def _kept(found: Scaling, run: Run) -> list[tuple[str, str]]:
+    """The command that measures without page faults, where they hide sizes of an open law."""
+    hidden = {
+        fit.series.impl
+        for fit in found.exponents
+        if fit.finding and fit.finding.verdict == "inconclusive" and fit.hidden
+    }
+    frame = load(run) if hidden else None
+    return [] if frame is None else [("keep", keeping(run, frame[frame["impl"].isin(hidden)]))]
 
 
 def decisive(found: Scaling, run: Run) -> list[tuple[str, str]]:
