@@ -356,7 +356,8 @@ def test_an_export_for_a_paper_has_the_rows_asked_for_and_rounded_numbers(cli, a
     frame = attnbench.load(COMMITTED)
     row = frame[(frame["mask"] == "causal") & (frame["seq_len"] == 512)].iloc[0]
     names = ("--columns", "impl,seq_len,speedup_low,speedup,speedup_high,time_us,status", *where)
-    _, _, line, *_ = cli("export", COMMITTED, "--format", "markdown", *names).stdout.splitlines()
+    _, rule, line, *_ = cli("export", COMMITTED, "--format", "markdown", *names).stdout.splitlines()
+    assert rule == "| --- | ---: | ---: | ---: | ---: | ---: | --- |"
     impl, n, low, speedup, high, time_us, status = line.strip("| ").split(" | ")
     assert (impl, n, status) == ("sdpa", "512", "ok")
     assert float(low) <= float(speedup) <= float(high)

@@ -239,7 +239,8 @@ def _rounded(
 
 def to_markdown(texts: pd.DataFrame, stream: TextIO) -> None:
     """Write a GitHub table."""
-    stream.write(units.table([*map(str, texts)], texts.to_numpy().tolist()) + "\n")
+    rows = texts.to_numpy().tolist()
+    stream.write(units.table([*map(str, texts)], rows, _are_numbers(texts)) + "\n")
 
 
 def to_latex(texts: pd.DataFrame, stream: TextIO) -> None:
@@ -249,10 +250,13 @@ def to_latex(texts: pd.DataFrame, stream: TextIO) -> None:
     """
     style = texts.style.hide(axis="index").format(escape="latex")
     style = style.format_index(escape="latex", axis="columns")
-    numbers = [texts[name].str.fullmatch(r"[\d.– \[\]]+").all() for name in texts]
-    layout = "".join("r" if each else "l" for each in numbers)
+    layout = "".join("r" if each else "l" for each in _are_numbers(texts))
     lines = style.to_latex(hrules=True, column_format=layout).splitlines(keepends=True)
     for i in range(len(texts) - 1, 0, -1):  # four lines come before the first row
         if texts.index.has_duplicates and texts.index[i] != texts.index[i - 1]:
             lines.insert(i + 4, "\\midrule\n")
     stream.write("".join(lines))
+
+
+def _are_numbers(texts: pd.DataFrame) -> list[bool]:
+    return [bool(texts[name].str.fullmatch(r"[\d.– \[\]]+").all()) for name in texts]
