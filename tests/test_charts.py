@@ -227,7 +227,8 @@ def test_figures_have_their_width_and_real_text_and_their_paths_are_printed(cli,
 
 @pytest.mark.parametrize(("asked", "said"), [
     (("--figure", "speed"), "did you mean 'speedup'?"),
-    (("--figure", "decode"), "there are: time, speedup, tflops, workspace"),
+    (("--figure", "time,decode,cache"), "no data for decode, cache (--figure): nothing written"),
+    (("--figure", "decode"), "there are: time, speedup, tflops, workspace, flops, fit"),
     (("--figure", "time", "--impls", "sdpaa"), "did you mean 'sdpa'?"),
     (("--figure", "time", "--width", "1"), "1.5<=x<=20"),
     (("--width", "4"), "are for --figure"),

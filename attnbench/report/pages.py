@@ -171,14 +171,15 @@ def draw_for_paper(
         export = f"attnbench export {shlex.quote(str(run.path))}"
         raise UsageError(f"no cell fits --where {where!r:.80}; columns: {export}")
     found = [*sketches(cells, costs, crossovers(run, baseline))]
-    if set(names) & {*GROWTH}:
+    if {*names} - {sketch.kind.name for sketch in found}:
         ids = {*zip(cells["case_id"], cells["impl"], strict=True)}
         kept = [r for r in run.records if (r.cell.case.case_id, r.cell.impl) in ids]
         found += of_growth(scaling(replace(run, records=kept)))
     had = dict.fromkeys(sketch.kind.name for sketch in found)
-    for name in (name for name in names if name not in had):
-        there_are = ", ".join(had) or "none: no cell has a time for them"
-        raise UsageError(f"no data for figure '{name}' (--figure); there are: {there_are}")
+    if missing := [name for name in dict.fromkeys(names) if name not in had]:
+        there_are = ", ".join(had) or "none: no cell has a time"
+        asked = ", ".join(missing)
+        raise UsageError(f"no data for {asked} (--figure): nothing written; there are: {there_are}")
     folder, paths = run.path / "figures", []
     try:
         folder.mkdir(exist_ok=True)
