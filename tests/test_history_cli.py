@@ -43,6 +43,8 @@ def test_the_terminal_names_what_changed_most_first_in_80_columns(kept):
     assert "torch: 2.13.0 → 2.14.0" in said
     assert re.search(r"impl-2 +few runs +2026-02-08 \S+ +\+3.\.. % +38\|2", said)
     assert "environment 1 " in said
+    assert "A dot is a run" not in said
+    assert f"page:   attnbench history {kept} --write" in said
     assert "1 regression, 2 suspicious, 3 no change" in said
 
 
@@ -57,6 +59,7 @@ def test_a_run_is_added_and_not_twice(tmp_path):
     assert not (folder / "history.html").exists()
     assert "history.html" in history(folder, "--write")
     assert (folder / "history.md").is_file()
+    assert "A dot is a run" in (folder / "history.html").read_text()
 
 
 @pytest.mark.parametrize(

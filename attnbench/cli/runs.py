@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,7 +184,8 @@ def history(
     from attnbench.report.documents.history import document
 
     machines = document(series.history(entries.read(folder), least))
-    show(written(folder, machines) if write else machines, options)
+    page = "page", f"attnbench history {shlex.quote(str(folder))} --write"
+    show(written(folder, machines) if write else replace(machines, commands=[page]), options)
 
 
 @click.command()

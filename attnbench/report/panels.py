@@ -25,7 +25,7 @@ COMMON = Look(QUIET, "o")
 Drawn = tuple[Line, Sign, str, Sentence]  # a line, its sign, its name, its steps
 
 
-def draw_all(series: Series, drawn: Sequence[Drawn], folder: Path) -> list[Picture]:
+def draw_all(series: Series, drawn: Sequence[Drawn], reading: str, folder: Path) -> list[Picture]:
     """A panel for each line; they are in the page alone, not in `folder`."""
     del folder
     looks = looks_of(line.name.split()[0] for line, *_ in drawn if line.kind == "cell")
@@ -35,7 +35,7 @@ def draw_all(series: Series, drawn: Sequence[Drawn], folder: Path) -> list[Pictu
             panel = _panel(series, line, looks.get(line.name.split()[0], COMMON))
             head = Finding(sign=sign, verdict=line.verdict, subject=name, reason=steps)
             alt = f"{name} over the runs: {line.verdict}"
-            pictures.append(Picture(svg=figures.svg_of(panel), alt=alt, head=head))
+            pictures.append(Picture(svg=figures.svg_of(panel), alt=alt, head=head, reading=reading))
     return pictures
 
 

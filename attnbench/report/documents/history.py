@@ -32,7 +32,7 @@ PICTURES = (
     " scale is drawn at its edge. Coloured lines are steps: regression red, improvement blue,"
     " suspicious yellow. Dashed lines are changes of the environment, by their number above."
 )
-STEP = {"since": "since", "change": "change", "runs": "runs", "runs_after": ""}
+STEP = {"since": "since", "change": "change", "runs": "runs before | after", "runs_after": ""}
 
 
 def document(machines: Sequence[Series]) -> doc.Document:
@@ -85,9 +85,10 @@ def _sections(series: Series) -> list[doc.Section]:
         cells.append((names[line], verdict))
     drawn = sorted(series.lines, key=lambda line: line.kind != "run")[:PANELS]
     left_out = len(series.lines) - len(drawn)
-    more = f" {left_out} more lines are not drawn." * bool(left_out)
+    reading = PICTURES + f" {left_out} more lines are not drawn." * bool(left_out)
     of = [(line, SIGNS[line.verdict], names[line], _steps(series, line)) for line in drawn]
-    figure = doc.Figure(title="What changed most", draw="panels.draw_all", of=(series, of))
+    picture = series, of, reading
+    figure = doc.Figure(title="What changed most", draw="panels.draw_all", of=picture)
     tables = [
         doc.Table(columns={"cell": "cell", "verdict": "verdict"} | STEP, rows=sure, most=20),
         doc.Table(columns={"cell": "cell", "why": "why"} | STEP, rows=suspicious, most=8),
@@ -98,7 +99,7 @@ def _sections(series: Series) -> list[doc.Section]:
         doc.Section(title, [doc.Text([READING], quiet=True), tables[0]]),
         doc.Section("Suspicious", [doc.Text(SUSPICIOUS, quiet=True), tables[1]] * bool(suspicious)),
         doc.Section("Changes of the environment", marks),
-        doc.Section("What changed most", [figure, doc.Text([PICTURES + more], quiet=True)]),
+        doc.Section(figure.title, [figure]),
         doc.Section(f"All cells ({len(cells)})", tables[2:], folded=True),
     ]
 
