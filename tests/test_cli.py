@@ -186,6 +186,12 @@ def test_other_commands_refuse_in_one_line_too(cli, assert_refused, args, says):
 READING = (["report"], ["export"], ["verify"], ["claims"], ["sweep", "--resume"])
 
 
+def test_of_many_runs_the_last_are_named_and_the_others_counted(cli, assert_refused, run):
+    for number in range(9):
+        shutil.copytree(run, run.parent / f"copy{number}")
+    assert_refused(cli("report", "nosuch", "--output", run.parent), " and 2 more")
+
+
 @pytest.mark.parametrize("command", READING, ids=" ".join)
 def test_a_run_that_cannot_be_read_is_one_line(cli, assert_refused, run, command):
     assert_refused(cli(*command, "mode"), "no run 'mode'", "'made'?")

@@ -137,6 +137,7 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
             raise StoreError(f"{place} is not a {noun}: no {kind.file}")
         names = [folder.path.name for folder in cls.all_in(kind, output)]
         listed = ", ".join(names[-8:]) or f"none; make one with: {kind.command}"
+        listed += f" and {len(names) - 8} more" * (len(names) > 8)
         raise StoreError(f"no {noun} '{text}' in {output}{nearest(text, names)}; {noun}s: {listed}")
 
     @classmethod
