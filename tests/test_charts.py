@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 
 from attnbench.analysis.crossovers import crossovers
 from attnbench.analysis.table import load, rope_cost
-from attnbench.report import figures
+from attnbench.report import axes, figures
 from attnbench.report.figures import Sketch
 from attnbench.report.looks import looks_of
 from attnbench.report.pages import sketches
@@ -251,3 +252,12 @@ def test_figures_of_growth_are_drawn_for_papers_too(cli, tmp_path):
     svg = (run / "figures" / "model-layer-n.svg").read_text()
     assert "overtakes at n = 512 by FLOPs" in svg
     assert "n, d = 256" in svg
+
+
+@pytest.mark.parametrize("high", [1.1e9, 2.5e9, 1e13])
+def test_ticks_along_x_do_not_overlap(high):
+    ax = Figure(figsize=(2, 1)).add_axes((0, 0, 1, 1))
+    axes.log_axis(ax, "x", (5.5e8, high), 10, axes.round_flops)
+    boxes = [label.get_window_extent() for label in ax.get_xticklabels()]
+    assert len(boxes) > 1
+    assert all(a.x1 < b.x0 for a, b in pairwise(sorted(boxes, key=lambda box: box.x0)))

@@ -12,14 +12,14 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from attnbench.base import units
-from attnbench.report.figures import QUIET, SMALL, dark, short
+from attnbench.report.figures import QUIET, SMALL, dark, short, width_of
 from attnbench.report.looks import Look
 
 Text = Callable[[float], str]
 MOST_TICKS = 9
 LINE = 1.22  # of a name at the end of a line: its height, by the size of its letters
 DASHED: dict[str, Any] = {"color": QUIET, "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1.5}
-# Steps of ticks by the base of an axis, the first that gives three ticks or more is taken.
+# Steps of ticks by the base of an axis, the first that gives enough ticks is taken.
 _STEPS: dict[int, tuple[tuple[float, ...], ...]] = {
     2: ((1.0,), (1.0, 1.25, 1.5, 1.75)),
     10: ((1.0,), (1.0, 3.0), (1.0, 2.0, 5.0), tuple(x / 2 for x in range(2, 20))),
@@ -38,7 +38,8 @@ class End(NamedTuple):
 def length_axis(ax: Axes, lengths: Sequence[int]) -> None:
     """Make x logarithmic in base 2, with ticks at measured lengths: 128, 256, 512, 1k, 2k."""
     shown = sorted(set(lengths))
-    step = math.ceil(len(shown) / _most_ticks(ax, MOST_TICKS))
+    most = max(2, min(MOST_TICKS, int(ax.bbox.width / ax.figure.dpi / 0.38)))
+    step = math.ceil(len(shown) / most)
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_locator(FixedLocator(shown[::-1][::step]))
     ax.xaxis.set_major_formatter(lambda n, _: units.length(n))
@@ -51,26 +52,27 @@ def log_axis(ax: Axes, which: str, limits: tuple[float, float], base: int, text:
     """Make the axis `which` (x or y) logarithmic, with ticks at round values."""
     axis = ax.yaxis if which == "y" else ax.xaxis
     ax.set(**{f"{which}scale": "log", f"{which}lim": limits})
-    found = round_ticks(*limits, base)
-    # Texts side by side need more room than texts one above the other.
-    step = 1 if which == "y" else math.ceil(len(found) / _most_ticks(ax, 5))
-    axis.set_major_locator(FixedLocator(found[::step]))
+    found = round_ticks(*limits, base, 3 if which == "y" else 2)
+    if which == "x":  # texts side by side, those of 800 M and 900 M closer than those of 100 M
+        inches = ax.bbox.width / ax.figure.dpi / math.log(limits[1] / limits[0])
+        room = math.exp((max(map(width_of, map(text, found)), default=0.0) + 0.1) / inches)
+        apart: list[float] = []
+        for value in reversed(found):
+            apart += [value] * (not apart or apart[-1] >= room * value)
+        found = apart
+    axis.set_major_locator(FixedLocator(found))
     axis.set_major_formatter(lambda value, _: text(value))
     axis.set_minor_locator(NullLocator())
 
 
-def _most_ticks(ax: Axes, most: int) -> int:
-    return max(2, min(most, int(ax.bbox.width / ax.figure.dpi / 0.38)))
-
-
-def round_ticks(low: float, high: float, base: int) -> list[float]:
-    """Powers of `base` within [low, high], or finer steps where there are fewer than three."""
+def round_ticks(low: float, high: float, base: int, least: int = 3) -> list[float]:
+    """Powers of `base` within [low, high], or finer steps where there are fewer than `least`."""
     exponents = range(math.floor(math.log(low, base)), math.ceil(math.log(high, base)) + 1)
     ticks: list[float] = []
     for steps in _STEPS[base]:
         values = [step * float(base) ** e for e in exponents for step in steps]
         ticks = [value for value in values if low <= value <= high]
-        if len(ticks) >= 3:
+        if len(ticks) >= least:
             break
     return ticks[:: math.ceil(len(ticks) / MOST_TICKS)] if ticks else []
 

@@ -84,8 +84,8 @@ class Frame:
         column = (self.chart.reference or (1.0, ""))[1]
         baseline = str(rows[column].iloc[0]) if column else ""
         name = self.chart.axis.format(unit=self.unit[1], baseline=baseline)
-        if which == "x" and self.note(rows):
-            name += ": ● measured, | predicted"
+        if which == "x" and (note := self.note(rows)):  # bars for lines, and none for `least`
+            name += ": " + ", ".join(note.replace("—", "|").split(", ")[:2])
         axis.set_label_text(name)
 
     def note(self, rows: pd.DataFrame) -> str:
