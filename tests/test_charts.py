@@ -252,6 +252,7 @@ def test_figures_of_growth_are_drawn_for_papers_too(cli, tmp_path):
     svg = (run / "figures" / "model-layer-n.svg").read_text()
     assert "overtakes at n = 512 by FLOPs" in svg
     assert "n, d = 256" in svg
+    assert all(f">{text}</text>" in svg for text in ("d=128", "d=256", "at n = 2048"))
 
 
 @pytest.mark.parametrize("high", [1.1e9, 2.5e9, 1e13])

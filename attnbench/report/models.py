@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from attnbench.analysis.scaling.model import OVERHEAD
 from attnbench.analysis.scaling.results import ModelFit, Uncertain
 from attnbench.base import units
 from attnbench.report import axes, figures, growth
+from attnbench.report.axes import End
 from attnbench.report.figures import FigureKind, Margins, Size, Sketch
 from attnbench.report.looks import Look
 from attnbench.theory import costs
@@ -23,10 +24,10 @@ from attnbench.theory import costs
 MODEL = FigureKind(
     name="model",
     title="Models of several terms",
-    reading="Above: markers are measured, lines the fitted sum of terms; pale ones are the other"
-    " sizes that it was fitted to. Below: each term's share of the fitted time against n, with its"
-    " 95 % interval at the largest n; of a layer, upright lines are where n² d overtakes n d², by"
-    " useful FLOPs (dashed) and as fitted, on its interval.",
+    reading="Above: markers are measured, lines the fitted sum of terms, named at their ends;"
+    " pale ones are the other sizes that it was fitted to. Below: each term's share of the fitted"
+    " time against n, with its 95 % interval at the largest n; of a layer, upright lines are where"
+    " n² d overtakes n d², by useful FLOPs (dashed) and as fitted, on its interval.",
 )
 SHADES = ("#f4f4f4", "#f2c879", "#08519c", "#74a9cf", "#9e9ac8", "#bdd7c5")  # overhead, then terms
 
@@ -93,17 +94,26 @@ def _draw_times(ax: Axes, model: ModelFit, look: Look) -> None:
     for point, time, fitted in zip(model.points, model.time_us, model.predicted_us, strict=True):
         lines.setdefault(_all_else(point), []).append((point["n"], time, fitted))
     largest = _all_else(model.points[model.at_largest])
+    names = []
     for key, rows in lines.items():
         rows.sort(key=lambda row: row[0])
         ns, times, fitted_us = zip(*rows, strict=True)
+        names.append(End(ns[-1], fitted_us[-1], _size(key, lines), Look(look.colour, "")))
         alpha = 1.0 if key == largest else 0.4
         ax.plot(ns, fitted_us, color=look.colour, linewidth=1.0, alpha=alpha)
         style = figures.FILLED | {"alpha": alpha}
         growth.points(ax, list(zip(ns, times, strict=True)), look, style)
+    axes.label_ends(ax, names)
 
 
 def _all_else(point: Mapping[str, float]) -> tuple[float, ...]:
     return tuple(point[name] for name in ("batch", "heads", "d"))
+
+
+def _size(key: tuple[float, ...], keys: Iterable[tuple[float, ...]]) -> str:
+    """`d=256`, and what else differs from line to line."""
+    parts = zip("BHd", key, zip(*keys, strict=True), strict=True)
+    return " ".join(f"{name}={x:g}" for name, x, all_ in parts if name == "d" or len({*all_}) > 1)
 
 
 def _draw_shares(ax: Axes, model: ModelFit) -> None:
@@ -116,6 +126,7 @@ def _draw_shares(ax: Axes, model: ModelFit) -> None:
     ax.legend(  # in the order of the areas
         loc="center left", bbox_to_anchor=(1.02, 0.5), reverse=True, frameon=False, fontsize=7.5,
         handlelength=1.4, handleheight=1.6, labelspacing=0.8,
+        title=f"at n = {max(model.along_n):.0f}", title_fontsize=7.5, alignment="left",
     )  # fmt: skip
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
     ax.set_ylabel("share of the time")
