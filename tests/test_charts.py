@@ -262,3 +262,13 @@ def test_ticks_along_x_do_not_overlap(high):
     boxes = [label.get_window_extent() for label in ax.get_xticklabels()]
     assert len(boxes) > 1
     assert all(a.x1 < b.x0 for a, b in pairwise(sorted(boxes, key=lambda box: box.x0)))
+
+
+def test_panels_along_d_are_in_the_order_of_n(tmp_path):
+    sizes = (512, 128), (512, 256), (64, 256), (64, 512), (2048, 256), (2048, 512)
+    cases = [
+        Case(workload="layer", projection="fused", heads=4, seq_len=n, width=d, head_dim=d // 4)
+        for n, d in sizes
+    ]
+    found = drawn(tmp_path, [synthetic.ok(case, "naive") for case in cases])
+    assert found["time-d-layer-cpu-float32-forward"].alt == ["naive", "n=64", "n=512", "n=2048"]

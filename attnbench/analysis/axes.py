@@ -101,5 +101,7 @@ def slices(frame: pd.DataFrame, names: list[str]) -> list[tuple[dict[str, Any], 
         return []
     if not names:
         return [({}, frame)]
-    groups = in_order(frame).groupby(names, dropna=False, sort=False)
+    # Axes that are not named may come first, as d before n.
+    ordered = in_order(frame).sort_values(names, kind="stable", ignore_index=True, key=_plain_first)
+    groups = ordered.groupby(names, dropna=False, sort=False)
     return [(dict(zip(names, key, strict=True)), rows) for key, rows in groups]
