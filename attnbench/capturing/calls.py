@@ -20,9 +20,8 @@ import torch
 
 from attnbench.capturing.masks import Fingerprints, Found
 from attnbench.errors import StoreError
-from attnbench.schema.case import DTYPE_BYTES
+from attnbench.schema.case import CAPTURE_VERSION, DTYPE_BYTES
 
-VERSION = 1
 Call = dict[str, Any]  # as in the list, flat: with op, backend, device, grad, problems
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 _STEPS = 4  # groups that the growing caches of a generation are counted in
@@ -113,24 +112,27 @@ class Seen:
     @property
     def cases(self) -> list[dict[str, Any]]:
         """The case list, what most time went to first; without what no case has."""
-        return [row for row in self._listed() if "problems" not in row]
+        return self._listed()[0]
 
-    def _listed(self) -> list[dict[str, Any]]:
+    def _listed(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """What cases have, and what none has; what most time went to first."""
         with self._lock:
             rows = list(self.rows.values())
         listed = [case for row in _steps(rows) for case in row.cases()]
-        return sorted(listed, key=lambda row: -row["call"]["time_s"])
+        listed.sort(key=lambda row: -row["call"]["time_s"])
+        fit = [row for row in listed if "problems" not in row]
+        return fit, [row for row in listed if "problems" in row]
 
     def report(self) -> dict[str, Any]:
         """All that was seen, as plain JSON."""
         utils: Any = sys.modules.get("torch._dynamo.utils")
+        cases, left_out = self._listed()
         return {
-            "capture": VERSION,
+            "capture": CAPTURE_VERSION,
             "wall_s": (self.ended_s or time.perf_counter()) - self.began_s,
             "calls": self.count, "stopped": self.stopped, "torch": torch.__version__,
             "compiled": int(utils.counters["frames"]["ok"]) if utils else 0,
-            "undescribed": dict(self.undescribed), "cases": self.cases,
-            "left_out": [row for row in self._listed() if "problems" in row],
+            "undescribed": dict(self.undescribed), "cases": cases, "left_out": left_out,
         }  # fmt: skip
 
     def save(self, path: str | Path) -> None:

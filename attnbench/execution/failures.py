@@ -84,11 +84,8 @@ def features(item: Item) -> dict[str, bool]:
 
 def _gaps(item: Item) -> list[bool]:
     """Which of q, k and v are not contiguous in memory, from their layout and sizes."""
-    case, kept, found = (
-        item.case,
-        "".join(map(item.draw.get, ("strided", "expanded"), ("", ""))),
-        [],
-    )
+    case, found = item.case, []
+    kept = item.draw.get("strided", "") + item.draw.get("expanded", "")
     for name in "qkv" if case.workload == "attention" else "":
         heads, tokens = (case.heads, case.seq_len) if name == "q" else (case.kv_heads, case.kv_len)
         strided = name in kept and case.batch * heads * tokens > 1

@@ -61,14 +61,10 @@ def gpu_libraries() -> dict[str, str | None]:
         name = (distribution.name or "").replace("_", "-").lower()
         if match := re.fullmatch(r"(?:nvidia-)?(cublas|triton|pytorch-triton)(?:-cu\d+)?", name):
             found[match[1].removeprefix("pytorch-")] = distribution.version
-    text = None if cudnn is None else ".".join(map(str, _cudnn_version(cudnn)))
-    return {"cudnn": text, "cublas": found.get("cublas"), "triton": found.get("triton")}
-
-
-def _cudnn_version(number: int) -> tuple[int, int, int]:
-    """As 91002 is 9.10.2, and 8907 was 8.9.7."""
-    major = 10_000 if number >= 90_000 else 1000
-    return number // major, number % major // 100, number % 100
+    if cudnn is not None:  # 91002 is 9.10.2, and 8907 was 8.9.7
+        major = 10_000 if cudnn >= 90_000 else 1000
+        cudnn = f"{cudnn // major}.{cudnn % major // 100}.{cudnn % 100}"
+    return {"cudnn": cudnn, "cublas": found.get("cublas"), "triton": found.get("triton")}
 
 
 # As torch names, in the text of its build settings, the libraries that multiply for it on CPU.

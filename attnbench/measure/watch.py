@@ -37,7 +37,7 @@ LOST_SHARE = 0.25
 # empty loop of Python has speeds of its own: 14.8, 17.0, 17.8 or 20.2 µs by the addresses that the
 # objects of the call before it left, for as long as nothing else is called.
 _PAGE, _PROBE = bytes(range(256)) * 16, (1, 12)
-# A core whose wide vector units have worked has its clock back after some 0.7 ms. Turns of the same
+# A core whose wide vector units have worked has its clock back after some 0.7 ms. Turns of an empty
 # loop, a millisecond or more: waiting for a clock that steps back may take for ever.
 CALM_TURNS = 100_000
 

@@ -17,6 +17,7 @@ from attnbench.base.registry import require
 from attnbench.errors import UsageError
 from attnbench.planning.plan import Axes, expand
 from attnbench.schema.axes import AXES, KEYWORDS, Axis
+from attnbench.schema.case import CAPTURE_VERSION
 
 # As labels and columns have them: B, mask; L is n.
 _KEYS = {axis.symbol or name: axis for name, axis in AXES.items()} | AXES
@@ -27,7 +28,6 @@ _KEYS |= {
     "lengths": Axis(field="lengths", flag="--lengths"),
 }
 _LENGTHS = Parameter(many=True)
-_CAPTURE = 1  # the version of a file of `attnbench capture`
 _BY_LENGTHS = {"batch_sizes", "seq_lens", "kv_lens", "masks"}
 
 
@@ -78,7 +78,7 @@ def _rows(file: Path) -> list[Any]:
         text = files.read(file).decode("utf-8-sig")
         if file.suffix == ".json" and text.lstrip().startswith("{"):
             captured = json.loads(text)
-            if captured.get("capture") != _CAPTURE:
+            if captured.get("capture") != CAPTURE_VERSION:
                 raise ValueError("it is not of a capture, or of another version")
             rows: list[Any] = [
                 [pair for pair in case.items() if pair[0] != "call"] for case in captured["cases"]

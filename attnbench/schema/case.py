@@ -28,6 +28,7 @@ Layout = Literal["BHLD", "BLHD", "packed"]
 
 PASSES: tuple[Pass, ...] = get_args(Pass)
 DEVICES: tuple[Device, ...] = get_args(Device)
+CAPTURE_VERSION = 1  # of a file of `attnbench capture`, a list of cases
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 
 

@@ -90,11 +90,9 @@ def fault_of(
     fault |= _where(name, got, value, allowed)
     fault |= _why(case, tensors, name, got, value, allowed, before, impl)
     if fault["explained"] == ["blind-see-all"] and impl and Path(impl.file).name == "sdpa.py":
-        libraries = {"torch": torch.__version__, "cuDNN": gpu_libraries()["cudnn"]}
-        said = ", ".join(
-            f"{library} {version}" for library, version in libraries.items() if version
-        )
-        return fault | {"explained": ["blind-sdpa"], "versions": said}
+        cudnn = gpu_libraries()["cudnn"]
+        versions = f"torch {torch.__version__}" + f", cuDNN {cudnn}" * bool(cudnn)
+        return fault | {"explained": ["blind-sdpa"], "versions": versions}
     return fault
 
 

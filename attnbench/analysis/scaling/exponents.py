@@ -42,7 +42,7 @@ DRAWS = 1000
 # kernels' starts) still weighs on the smallest size: the interval takes in both.
 TIMES_OVERHEAD, TIMES_LEAST, OVERHEAD_PER_LEAST = 3.0, 20.0, 8.0
 # Others share the last cache of a machine: calls slow down before it is full. naive, H = 2, D = 16
-# (sets of 4 and 17 MiB at n = 512 and 1024, 32 for all tenants) has slopes of 1.96, 2.46, 2.08.
+# (4 and 17 MiB in use at n = 512 and 1024, of 32 for all tenants) has slopes of 1.96, 2.46, 2.08.
 # Beside three other processes the same rounds have 2.18, 2.23, 2.17: n^2.20 [2.15, 2.23].
 FILLED, CONTENDED = 0.5, 0.2
 FRESH = 0.05  # of a time, in recorded page faults: from here on they weigh on a slope
@@ -73,9 +73,12 @@ def _fit(series: Series, draws: int) -> ExponentFit:
     which it slows more than small ones.
     """
     alone = _fit_of(series, draws)
-    if alone.finding is None or alone.finding.verdict != "inconclusive" or not series.rounds:
+    if alone.finding is None or alone.finding.verdict != "inconclusive":
         return alone
-    shared = _fit_of(series, draws, in_rounds=True)
+    rounds = _shared_rounds(series, [i for i, why in enumerate(alone.left_out) if why is None])
+    if rounds is None:
+        return alone
+    shared = _fit_of(series, draws, rounds)
     assert shared.finding is not None
     power, _, logs = power_of(series, series.sizes)
     low = shared.exponent.ends[0] if shared.exponent else 0.0
@@ -84,7 +87,8 @@ def _fit(series: Series, draws: int) -> ExponentFit:
     return alone if shared.finding.verdict == "inconclusive" or contended else shared
 
 
-def _fit_of(series: Series, draws: int, *, in_rounds: bool = False) -> ExponentFit:
+def _fit_of(series: Series, draws: int, rounds: slopes.Floats | None = None) -> ExponentFit:
+    """By the times, or where `rounds` are given (`_shared_rounds`) by what they say of ratios."""
     allowed = series.allowed_us or (None,) * len(series.sizes)
     times = [known_time(*pair) for pair in zip(series.times_us, allowed, strict=True)]
     overhead = _overhead(series, times)
@@ -93,7 +97,7 @@ def _fit_of(series: Series, draws: int, *, in_rounds: bool = False) -> ExponentF
     fresh = _fresh(series, times, used)
     left_out = [fresh.get(index, why) for index, why in enumerate(left_out)]
     used = [index for index in used if index not in fresh]
-    slope = slopes.fit(_log_data(series, overhead, times, used, draws, in_rounds=in_rounds))
+    slope = slopes.fit(_log_data(series, overhead, times, used, draws, rounds))
     change, text = None, None
     if slope.change_after >= 0:
         at = used[slope.change_after]
@@ -172,13 +176,13 @@ def _fresh(series: Series, times: Sequence[Time], used: list[int]) -> dict[int, 
 
 def _log_data(
     series: Series, overhead: _Overhead, times: Sequence[Time], used: list[int], draws: int,
-    *, in_rounds: bool,
+    rounds: slopes.Floats | None,
 ) -> slopes.LogData:  # fmt: skip
     rows = [(times[i].value, times[i].shorter, times[i].longer) for i in used]
     times_us, shorter, longer = np.array(rows).reshape(-1, 3).T
     drawn = drawn_medians(series.times_us, draws)[used]
-    if in_rounds and (shared := _shared_rounds(series, used)) is not None:
-        times_us, shorter, longer, drawn = _within_rounds(times_us, shared, draws)
+    if rounds is not None:
+        times_us, shorter, longer, drawn = _within_rounds(times_us, rounds, draws)
     net = times_us - overhead.value
     # What is left of a time that is too long less an overhead that is too short, and conversely.
     shortest = times_us / shorter - overhead.value * overhead.longer
