@@ -8,7 +8,6 @@ a stored run, `attnbench.report(run)` says what it shows. Each loads what it nee
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from attnbench.api.direct import get
     from attnbench.capturing import capture
-    from attnbench.report.document import Document
+    from attnbench.report.shown import Shown
 
 __all__ = ["__version__", "advise", "capture", "get", "load", "report", "sweep"]
 _NO_SETTINGS = ("files", "replace", "root", "other_root", "python", "lent")  # those of the gate
@@ -123,7 +122,7 @@ def advise(
     settings: dict[str, Any] | None = None, model: str | Path | None = None,
     step: str | None = None, tokens: str | int | Sequence[int] | None = None,
     case: str | Sequence[str] = (), cases: str | Path | None = None, **axes: Any,
-) -> Document:  # fmt: skip
+) -> Shown:  # fmt: skip
     """The best attention for your calls, as `attnbench advise` says it; notebooks show its page.
 
     `budget` is wall time: `"60s"`, `"2m"`, or seconds [3m, or a stored run that tried all that is
@@ -141,6 +140,7 @@ def advise(
     from attnbench.machine.host import is_here
     from attnbench.planning.plan import steps_of
     from attnbench.report.documents.advise import document
+    from attnbench.report.shown import Shown
     from attnbench.store import folder, runs
 
     given, calls = _asked(axes, impls, model, step, tokens, case, cases)
@@ -162,7 +162,7 @@ def advise(
     facts = stored.shared(stored.environments)
     steps = steps_of(request.sweeps, facts["device"], facts["threads"]) if request else None
     found = document(stored, steps, here=request is not None or is_here(facts))
-    return replace(found, table=load(path))
+    return Shown.of(found, table=load(path))
 
 
 def _asked(

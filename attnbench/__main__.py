@@ -20,7 +20,7 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-    from attnbench.cli import main
+    from attnbench.cli.commands import main
 
     main(prog_name="attnbench")
 

@@ -16,20 +16,16 @@ from random import Random
 from typing import Any
 
 import torch
+from attnbench_impls.tiles import Tile, places, tiled, tiled_flops, tiled_workspace
 
 from attnbench.api import (
     AttentionCall,
     Case,
     Patterned,
-    Tile,
     attention_builder,
     building_mask,
     compile_alone,
-    places,
     reason_against_flex,
-    tiled,
-    tiled_flops,
-    tiled_workspace,
 )
 
 

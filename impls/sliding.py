@@ -15,17 +15,13 @@ import itertools
 from typing import Any
 
 import torch
+from attnbench_impls.tiles import Tile, places, tiled, tiled_flops, tiled_workspace
 
 from attnbench.api import (
     AttentionCall,
     Case,
     Patterned,
-    Tile,
     attention_builder,
-    places,
-    tiled,
-    tiled_flops,
-    tiled_workspace,
 )
 
 

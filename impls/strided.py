@@ -14,17 +14,13 @@ import math
 from typing import Any
 
 import torch
+from attnbench_impls.tiles import Tile, places, tiled, tiled_flops, tiled_workspace
 
 from attnbench.api import (
     AttentionCall,
     Case,
     Patterned,
-    Tile,
     attention_builder,
-    places,
-    tiled,
-    tiled_flops,
-    tiled_workspace,
 )
 
 ROWS = 256  # most queries of a tile: past the diagonal they are computed in vain

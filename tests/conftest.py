@@ -22,11 +22,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from attnbench.cli import main
+from attnbench.cli import pytest_plugin
+from attnbench.cli.commands import main
 from attnbench.execution.events import Events, T
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.gate import plugin
 from attnbench.planning.plan import Job
 from attnbench.schema import messages
 from attnbench.schema.case import Case
@@ -74,7 +74,7 @@ def parsed(line: str) -> None:
     if program == "pytest":
         parser: Any = argparse.ArgumentParser()
         parser.getgroup = lambda *_: SimpleNamespace(addoption=parser.add_argument)
-        plugin.pytest_addoption(parser)
+        pytest_plugin.pytest_addoption(parser)
         parser.parse_args(args)
     elif program == "attnbench":
         args += ["--dry-run"] if args[0] == "sweep" else []

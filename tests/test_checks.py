@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from attnbench.analysis.failures import failures
 from attnbench.api.loader import load_built_in
 from attnbench.execution import checks
 from attnbench.execution.events import follow
@@ -57,7 +58,7 @@ def _runner(monkeypatch):
 
 def checked(*names: str, **options):
     options = {"device": "cpu", "dtypes": ("float32", "float64"), "files": ()} | options
-    return follow(checks.run_checks(names=names, **options))
+    return follow(checks.run_checks(names=names, failures=failures, **options))
 
 
 def count(results, impl: str, status: str) -> int:

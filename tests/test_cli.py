@@ -18,7 +18,7 @@ from click.shell_completion import ShellComplete
 import attnbench
 from attnbench.api import IMPLEMENTATIONS
 from attnbench.api.loader import load_built_in, load_file
-from attnbench.cli import main
+from attnbench.cli.commands import main
 from attnbench.cli.options import wrapped
 from attnbench.errors import UsageError
 from attnbench.execution.events import Events, Working
@@ -491,7 +491,7 @@ def test_a_watched_file_is_checked_again_when_it_changes_and_a_broken_one_waited
 def test_help_loads_nothing_heavy():
     script = """
 import sys
-from attnbench.cli import main
+from attnbench.cli.commands import main
 from attnbench.cli.options import wrapped
 from click.shell_completion import ShellComplete
 for args in (["--help"], ["--version"], *([name, "--help"] for name in main.commands)):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from attnbench.cli import main
+from attnbench.cli.commands import main
 from attnbench.gate.decide.stored import NAME as GATE
 from tests.test_compare import benchmarks, run
 

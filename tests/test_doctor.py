@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from attnbench.execution import doctor
+from attnbench.analysis import doctor
 from attnbench.execution.events import follow
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner

@@ -11,12 +11,12 @@ from msgspec.structs import replace as replace_
 
 from attnbench.analysis import compare as analysis
 from attnbench.analysis.claims.statement import read
+from attnbench.analysis.doctor import judge
+from attnbench.analysis.failures import failures
 from attnbench.analysis.history import series
 from attnbench.analysis.profiles import difference
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.errors import StoreError, UsageError
-from attnbench.execution.doctor import judge
-from attnbench.execution.failures import failures
 from attnbench.gate.decide.data import Checked
 from attnbench.gate.decide.verdict import decide
 from attnbench.planning.battery import battery

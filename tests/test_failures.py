@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.execution.failures import failures, pattern
+from attnbench.analysis.failures import failures, pattern
 from attnbench.planning.battery import battery
 from attnbench.report.documents.check import headline, lines
 from attnbench.schema.case import Case

@@ -9,7 +9,7 @@ import pytest
 from attnbench.analysis.axes import AXES as SORTED
 from attnbench.analysis.axes import heading, label
 from attnbench.analysis.columns import COLUMNS
-from attnbench.cli import main
+from attnbench.cli.commands import main
 from attnbench.cli.options import AXIS_FIELDS
 from attnbench.planning.plan import Axes, expand, overridden
 from attnbench.schema.axes import AXES, KEYWORDS

@@ -22,9 +22,9 @@ from attnbench.gate.decide.data import Environment
 from attnbench.gate.decide.sequential import RoundPlan
 from attnbench.gate.decide.verdict import decide
 from attnbench.gate.run import measuring
-from attnbench.gate.run.environments import find_environment, interpreter_of
 from attnbench.gate.run.rounds import measure_round
 from attnbench.report.documents import gate
+from attnbench.versions.environments import find_environment, interpreter_of
 from tests.conftest import yielding
 from tests.gate_runs import a_run
 from tests.test_gate_rounds import a_bench

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.errors import UsageError
-from attnbench.gate.run.git import changes, default_base, repository, resolve
+from attnbench.versions.git import changes, default_base, repository, resolve
 from tests import repositories
 from tests.repositories import commit, git, write
 

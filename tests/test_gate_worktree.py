@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.errors import UsageError
-from attnbench.gate.run.git import checked_out
+from attnbench.versions.git import checked_out
 from tests import repositories
 from tests.conftest import environment
 from tests.repositories import commit, git
@@ -20,7 +20,7 @@ from tests.repositories import commit, git
 FOREVER = """
 import sys, time
 from pathlib import Path
-from attnbench.gate.run.git import checked_out
+from attnbench.versions.git import checked_out
 with checked_out(Path(sys.argv[1]), sys.argv[2]) as tree:
     print(tree, flush=True)
     time.sleep(60)

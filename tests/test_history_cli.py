@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from attnbench.analysis.history import entries
 from attnbench.base.git import commit_of
 from attnbench.base.jsontext import encode
-from attnbench.cli import main
+from attnbench.cli.commands import main
 from tests.test_history import made, noise, quiet, stepped, stored
 
 

@@ -141,3 +141,10 @@ def test_a_worker_tells_its_allocator_policy_and_never_overrides_the_users(polic
         with monkeypatch.context() as users:
             users.setenv(variable, "1")
             assert host.allocator_policy() == "as set by the user"
+
+
+def test_a_machine_whose_memory_differs_by_a_page_is_the_same_one():
+    facts = {"device": "cpu", "device_name": "x", "memory_bytes": int(23.55 * 2**30)}  # 23.5 | 23.6
+    page = facts | {"memory_bytes": facts["memory_bytes"] + 4096}
+    assert host.same_machine(facts, page)
+    assert not host.same_machine(facts, facts | {"memory_bytes": 24 << 30})

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from attnbench.base.parameters import base_name
-from attnbench.cli import progress
+from attnbench.cli import plan
 from attnbench.execution import session
 from attnbench.execution.events import Planned
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.planning.lookup import TABLE, look_up
 from attnbench.planning.plan import Plan
+from attnbench.report.document import Document
 from attnbench.schema.case import Case
 from attnbench.schema.messages import Catalogue
 from tests.conftest import Cli
@@ -38,9 +39,14 @@ def worker() -> Iterator[LocalRunner]:
 def planned(cli: Cli, worker: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`planned(command)` is what this sweep would measure, as its --dry-run has it."""
     plans: list[Plan] = []
+    shown = plan.document
     monkeypatch.setattr(session, "_executor", lambda *_: contextlib.nullcontext(worker))
-    taken = lambda event: plans.append(event.plan) if isinstance(event, Planned) else None  # noqa: E731
-    monkeypatch.setattr(progress, "print_plan", taken)
+
+    def document(event: Planned) -> Document:
+        plans.append(event.plan)
+        return shown(event)
+
+    monkeypatch.setattr(plan, "document", document)
 
     def plan_of(command: str, *options: str) -> list[tuple[Case, str]]:
         program, *args = shlex.split(command)

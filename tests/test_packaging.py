@@ -96,7 +96,7 @@ def test_the_wheel_holds_every_source_file_and_no_compiled_one(wheel_files):
 
 
 def test_the_installed_package_is_the_one_in_the_wheel(python, installed, tmp_path):
-    script = "import attnbench.cli as a, attnbench_impls as i; print(a.__file__); print(i.__file__)"
+    script = "import attnbench as a, attnbench_impls as i; print(a.__file__); print(i.__file__)"
     for file in python("-c", script, cwd=tmp_path).stdout.splitlines():
         assert Path(file).is_relative_to(installed)
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from attnbench_impls.tiles import Tile
 
-from attnbench.api import Case, Tile, implementation
+from attnbench.api import Case, implementation
 from attnbench.api.loader import BUILT_IN, load_built_in
 from attnbench.schema.case import parse_mask
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.gate import plugin, protocol
+from attnbench.cli import pytest_plugin
+from attnbench.gate import protocol
 from attnbench.gate.decide.data import Failure
 from attnbench.gate.decide.stored import load_gate
 from attnbench.gate.run import benchmarks, watched
@@ -27,11 +28,11 @@ from tests.repositories import commit, git, new, write
 pytest_plugins = ["pytester"]
 # Pytester forgets the modules that a run imports first; others hold on to them, and torch cannot be
 # loaded twice.
-KEPT = plugin, watched, pages, rounds, files, gate, html, terminal, torch
+KEPT = pytest_plugin, watched, pages, rounds, files, gate, html, terminal, torch
 
 # As `-p` names it where the entry point is not installed.
 INSTALLED = any(point.name == "attnbench" for point in entry_points(group="pytest11"))
-PLUGIN = () if INSTALLED else ("-p", "attnbench.gate.plugin")
+PLUGIN = () if INSTALLED else ("-p", "attnbench.cli.pytest_plugin")
 SHAPES = """
 def area(n):
     total = 0
@@ -262,9 +263,9 @@ def test_without_the_option_nothing_is_loaded_and_nothing_changes(pytester, root
     result = pytester.runpytest_inprocess(*PLUGIN, "--benchmark-disable", "-k", "area or length")
     result.assert_outcomes(passed=2, deselected=1)
     assert "such as 5% [10%]" in pytester.runpytest_inprocess(*PLUGIN, "--help").stdout.str()
-    words = "import sys, attnbench.gate.plugin; print(*sys.modules)"
+    words = "import sys, attnbench.cli.pytest_plugin; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
     ours = {name for name in loaded.stdout.split() if name.startswith("attnbench")}
-    few = {"attnbench.errors", "attnbench.gate", "attnbench.gate.plugin", "attnbench.version"}
+    few = {"attnbench.errors", "attnbench.cli", "attnbench.cli.pytest_plugin", "attnbench.version"}
     assert ours == {"attnbench", *few}
     assert {"torch", "numpy", "click", "msgspec"}.isdisjoint(loaded.stdout.split())

@@ -176,7 +176,7 @@ def test_an_address_that_is_given_stands_before_that_of_the_environment(monkeypa
 def test_without_ray_one_line_says_how_to_install_it():
     ended = run_script(
         "import sys; sys.modules['ray'] = None\n"
-        "from attnbench.cli import main; main(['sweep', '--on', 'ray'])"
+        "from attnbench.cli.commands import main; main(['sweep', '--on', 'ray'])"
     )
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "Error: --on ray needs Ray: pip install 'attnbench[ray]'\n"

@@ -15,8 +15,8 @@ from tests.conftest import SLOW
 ROOT = Path(__file__).resolve().parents[1]
 SLACK = 200  # lines a limit may stand above what there is
 LIMITS = {  # folders, kinds of files: lines, files
-    ("attnbench impls", ".py"): (43_090, 243),
-    ("tests", ".py .toml .sh"): (30_685, 165),
+    ("attnbench impls", ".py"): (43_151, 248),
+    ("tests", ".py .toml .sh"): (30_707, 165),
 }
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from attnbench_impls.tiles import MOST
 from torch.nn.functional import scaled_dot_product_attention
 
 from attnbench.api import Case, implementation
 from attnbench.api.loader import load_built_in
-from attnbench.api.tiles import MOST
 from attnbench.schema.case import parse_mask
 from attnbench.worker.catalogue import reasons_against
 from attnbench.worker.checking import check_item
@@ -153,7 +153,7 @@ def test_the_numbers_of_a_mask_that_sdpa_is_given_are_of_the_dtype_of_queries(mo
         assert attn_mask is None or attn_mask.dtype == q.dtype
         return scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **more)
 
-    monkeypatch.setattr("attnbench.api.tiles.scaled_dot_product_attention", spied)
+    monkeypatch.setattr("attnbench_impls.tiles.scaled_dot_product_attention", spied)
     case = case_of("causal", seq_len=200, dtype="bfloat16")
     q, k, v = (torch.randn(2, 4, 200, 8, dtype=torch.bfloat16) for _ in range(3))
     for name in ("sliding-window:64", "bigbird:block=16", "strided-fixed"):

@@ -27,6 +27,7 @@ from attnbench.api.helpers import (
     Estimate,
     Patterned,
     building_mask,
+    by_slice,
     chunk_sizes,
     compile_alone,
     dense_mask,
@@ -38,8 +39,8 @@ from attnbench.api.helpers import (
     mask_spans,
     reason_against_compiling,
     reason_against_flex,
+    rows_of,
 )
-from attnbench.api.tiles import Tile, by_slice, places, rows_of, tiled, tiled_flops, tiled_workspace
 from attnbench.base.parameters import Parameter, Values, read_name
 from attnbench.base.registry import Registry
 from attnbench.errors import UsageError
@@ -57,12 +58,11 @@ ALL_BIASES = tuple(name for name, encoding in POSITIONS.items() if encoding.kind
 
 __all__ = [
     "ALL_BIASES", "ALL_MASKS", "AttentionCall", "Case", "Estimate", "Implementation", "Mask",
-    "Patterned", "Position", "PositionBias", "Tile", "attention", "attention_builder",
+    "Patterned", "Position", "PositionBias", "attention", "attention_builder",
     "bias_flops", "building_mask", "by_slice", "chunk_sizes", "compile_alone", "core_flops",
     "dense_bias", "dense_mask", "flops_in_chunks", "hidden_and_blind", "in_chunks",
-    "kernelised", "mask_for", "mask_spans", "places", "position_bias",
-    "reason_against_compiling", "reason_against_flex", "recurrent_builder", "rows_of", "tiled",
-    "tiled_flops", "tiled_workspace", "visible_blocks",
+    "kernelised", "mask_for", "mask_spans", "position_bias", "reason_against_compiling",
+    "reason_against_flex", "recurrent_builder", "rows_of", "visible_blocks",
 ]  # fmt: skip
 
 

@@ -149,6 +149,17 @@ def hidden_and_blind(case: Case) -> tuple[torch.Tensor | None, torch.Tensor | No
         return hidden.logical_and_(~blind), blind
 
 
+def by_slice(x_BHLD: torch.Tensor, slices: int) -> torch.Tensor:
+    """(B, H, L, D) as (N, R, L, D): each query head beside those it shares keys with."""
+    return x_BHLD.reshape(slices, -1, *x_BHLD.shape[2:])
+
+
+def rows_of(x_NRID: torch.Tensor, wide: torch.dtype, factor: float = 1.0) -> torch.Tensor:
+    """A wide copy times `factor`, with the rows of its R heads joined: (N, M, D)."""
+    x_NRID = x_NRID.to(wide, copy=True, memory_format=torch.contiguous_format)
+    return x_NRID.mul_(factor).flatten(1, 2)
+
+
 class Patterned:
     """Dense softmax attention over the admitted pairs alone: a definition of a sparse method.
 

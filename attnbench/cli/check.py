@@ -88,10 +88,10 @@ def _check(
     Raises:
         ChangedError: a source file no longer has the stamp given.
     """
+    from attnbench.analysis.failures import failures
     from attnbench.cli.progress import CheckDisplay
     from attnbench.execution.checks import run_checks
     from attnbench.execution.events import follow
-    from attnbench.execution.failures import failures
     from attnbench.planning.models import asked_sweeps
     from attnbench.planning.plan import Axes
     from attnbench.report.documents.check import document
@@ -116,5 +116,6 @@ def _check(
             click.echo(f"{event.status:11} {event.impl}: {item}{reason}", err=apart)
 
     with CheckDisplay(quiet=verbose) as display:
-        results = follow(run_checks(names=impls, **options), display.show, output)
+        checks = run_checks(names=impls, failures=failures, **options)
+        results = follow(checks, display.show, output)
     return show(document(results, failures(results)), {"as_json": as_json, "format_": format_})

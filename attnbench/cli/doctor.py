@@ -21,6 +21,7 @@ def doctor(device: str, threads: int | None, **options: Any) -> None:
     by dtype, FlexAttention, Triton, CUDA graphs, NVML. Takes about 20 s on a CPU, on a GPU longer.
     Exits 0 where the machine is fit to measure and 4 where not; a warning changes nothing.
     """
+    from attnbench.analysis.doctor import judge
     from attnbench.execution.doctor import examine
     from attnbench.execution.events import follow
     from attnbench.report.documents.doctor import document
@@ -30,5 +31,5 @@ def doctor(device: str, threads: int | None, **options: Any) -> None:
         if sys.stderr.isatty():
             say(f"testing {event.test} …", err=True)
 
-    examination = follow(examine(device=device, threads=threads or 1), tell)
-    raise SystemExit(show(document(*examination), options))
+    diagnosis = follow(examine(device=device, threads=threads or 1), tell)
+    raise SystemExit(show(document(diagnosis, judge(diagnosis)), options))

@@ -88,8 +88,8 @@ def compare(options: dict[str, Any]) -> ExitCode:
         UsageError: not two environments, or what they are compared by cannot be right.
     """
     from attnbench.cli.progress import GateDisplay
-    from attnbench.gate.run.environments import find_environment
     from attnbench.store.folder import GATE, RunFolder
+    from attnbench.versions.environments import find_environment
 
     pythons, environments = options["pythons"], None
     if len(pythons) not in (0, 2):
@@ -116,8 +116,8 @@ def _asked(
     options: dict[str, Any], environments: tuple[Environment, Environment] | None
 ) -> Comparison:
     """What is compared: two versions, two environments, both, or two files."""
-    from attnbench.gate.run import git
     from attnbench.gate.run.watched import comparison, of_built_in, of_files, surveyed, watched
+    from attnbench.versions import git
 
     flags = {
         name: options[name]
@@ -190,9 +190,9 @@ def _measured(
     from attnbench.execution.events import follow
     from attnbench.execution.process import Settings
     from attnbench.gate.decide.stored import keep_round
-    from attnbench.gate.run.git import checked_out
     from attnbench.gate.run.measuring import run_gate
     from attnbench.gate.run.watched import surveyed
+    from attnbench.versions.git import checked_out
 
     device = asked.watched.device
     if device == "auto":

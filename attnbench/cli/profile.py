@@ -140,7 +140,7 @@ def _subjects(
     """What to profile: each implementation, or one in each of two environments or commits."""
     from attnbench.execution.process import Settings
     from attnbench.execution.profiling import Subject
-    from attnbench.gate.run.environments import find_environment, interpreter_of
+    from attnbench.versions.environments import find_environment, interpreter_of
 
     pythons, base = options["pythons"], options["base"]
     against = options["against"]
@@ -182,8 +182,8 @@ def _subjects(
 
 def _at_base(opened: contextlib.ExitStack, subject: Subject, ref: str) -> Subject:
     """The subject with its files as they are at a commit, checked out in a temporary folder."""
-    from attnbench.gate.run import git
-    from attnbench.gate.run.git import checked_out
+    from attnbench.versions import git
+    from attnbench.versions.git import checked_out
 
     if not subject.settings.files:
         raise UsageError("--base needs the file of the repository that is compared: --impl FILE")

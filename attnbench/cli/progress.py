@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
 import shlex
 import sys
 import textwrap
@@ -20,11 +19,10 @@ from attnbench.base import units
 from attnbench.base.signals import EndedError
 from attnbench.cli.options import say, silence, wrapped
 from attnbench.execution import events
-from attnbench.planning.forecast import within
 from attnbench.planning.plan import Plan, jobs_of, weight
 from attnbench.schema.case import Case
 from attnbench.schema.check import CheckResult
-from attnbench.schema.record import Cell, Record
+from attnbench.schema.record import Record
 from attnbench.theory.traits import case_label
 
 _BESIDE = 44  # letters of the live line before its description
@@ -277,43 +275,3 @@ def _time(record: Record) -> str:
     from attnbench.analysis import times
 
     return units.time(times.time_us(record))
-
-
-def print_plan(event: object) -> None:
-    """Of a dry run list what would be done in which process, and how long that takes."""
-    if not isinstance(event, events.Planned) or event.path or event.forecast is None:
-        return
-    plan, forecast = event.plan, event.forecast
-    if forecast.limit_s is not None:
-        plan = within(plan, forecast, forecast.limit_s)
-    for number, job in enumerate(plan.jobs, start=1):
-        say(f"process {number}")
-        for case, impls in job.cases:
-            cells = [Cell(case=case, impl=impl) for impl in impls]
-            fit = [cell for cell in cells if not forecast.too_large(cell)]
-            took = units.seconds(forecast.seconds(fit))
-            most = units.size(max([forecast.needs.get(cell.key) or 0 for cell in fit], default=0))
-            names = f" ({took}, {most}): {', '.join(cell.impl for cell in fit)}" if fit else ""
-            say(f"  {case.case_id}  {case_label(case)}{names}", hang=16)
-            for cell in cells:
-                if forecast.too_large(cell):
-                    needs, free = units.size(forecast.needs[cell.key]), units.size(forecast.free)
-                    say(f"{' ' * 16}skipped: {cell.impl}: needs {needs}, {free} free", hang=16)
-    for record in plan.decided:
-        say(f"{record.status}: {record.cell.impl}: {case_label(record.cell.case)}: {record.reason}")
-    for step, calls in event.steps.items():
-        made = ", ".join(f"{count} × {case_id}" for case_id, count in calls.items())
-        say(f"{step}: {made}", hang=2)
-    every = [cell for job in plan.jobs for cell in job.cells()]
-    count = sum(not forecast.too_large(cell) for cell in every)
-    others = len(plan.decided) + len(every) - count
-    say(f"{units.counted(count, 'cell')} to measure, {others} unsupported or skipped")
-    keys, planned = {cell.key for cell in every}, list(itertools.chain.from_iterable(plan.passes))
-    if left_out := len({cell.key for cell in planned} - keys):
-        say(f"{left_out} more, for which --max-total-time will probably not suffice")
-    if count:
-        total = forecast.total(cell for cell in planned if cell.key in keys)
-        known = f"{units.counted(forecast.learned, 'cell')} measured on machines like this one"
-        if forecast.calibrated_s:
-            known += f", calibrated in {units.seconds(forecast.calibrated_s)}"
-        say(f"{total}, by {known if forecast.learned else 'sizes alone'}")

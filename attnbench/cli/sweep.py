@@ -45,9 +45,10 @@ def sweep(**options: Any) -> None:
     result is stored as soon as it exists, so that --resume continues after any interruption.
     Exits 1 if a result was incorrect, 2 if no cell was measured.
     """
-    from attnbench.cli.progress import SweepDisplay, print_plan
+    from attnbench.cli.plan import document as plan_document
+    from attnbench.cli.progress import SweepDisplay
     from attnbench.execution import session
-    from attnbench.execution.events import follow
+    from attnbench.execution.events import Planned, follow
     from attnbench.report.documents.sweep import document
     from attnbench.schema.record import FAILURES
     from attnbench.store.folder import SWEEP, RunFolder
@@ -63,6 +64,11 @@ def sweep(**options: Any) -> None:
         if options[name] and not there[other]:
             raise UsageError(f"--{name.replace('_', '-')} goes with {other}")
     ray = (options["ray_address"] or "auto") if options["on"] == "ray" else None
+
+    def planned(event: object) -> None:
+        if dry_run and isinstance(event, Planned):
+            show(plan_document(event))
+
     with SweepDisplay(quiet=quiet) as display:
         if options["resume"] is not None:
             flags = [flag for name, flag in given().items() if name not in _WITH_RESUME]
@@ -79,7 +85,7 @@ def sweep(**options: Any) -> None:
         else:
             request = replace(_request(options, ray), forecasts=not quiet)
             events = session.sweep(request, dry_run=dry_run)
-        path = follow(events, display.show, print_plan)
+        path = follow(events, display.show, planned)
     if dry_run or path is None:
         return
     run = load_run(path)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from attnbench.base.parameters import base_name
 from attnbench.execution.events import Events, Total, Working
-from attnbench.execution.failures import CHANCE, failures
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.execution.supervision import Death
 from attnbench.planning.battery import battery, by_coverage, small
 from attnbench.planning.plan import Axes, chosen, expand, named
 from attnbench.schema.case import Case
-from attnbench.schema.check import CheckResult, Item
+from attnbench.schema.check import CHANCE, CheckResult, Failure, Item
 from attnbench.schema.messages import CheckItem, ItemChecked
 from attnbench.schema.record import Cell
 
@@ -37,6 +36,7 @@ def run_checks(
     compiling_s: float = 120.0,
     budget_s: float | None = None,
     sweeps: Sequence[Axes] = (),
+    failures: Callable[[Sequence[CheckResult]], Sequence[Failure]],
 ) -> Events[list[CheckResult]]:
     """Check the named implementations; those of the user's files if any, else all, by default.
 
@@ -45,8 +45,9 @@ def run_checks(
     others, the most telling first, until they are 24 or `compiling_s` seconds are over; the rest is
     `left`. With `budget_s` all are checked in that order, and what does not begin within it is
     `left`. Those with parameters are checked with smaller ones, too, in the first dtype. With
-    `sweeps` their cases are checked in place of the battery. Yields the number of checks, then what
-    the worker is at, and each result as it comes.
+    `sweeps` their cases are checked in place of the battery. `failures` sorts what failed by kind:
+    the simplest check of each runs once more in a fresh process. Yields the number of checks, then
+    what the worker is at, and each result as it comes.
 
     Raises:
         UsageError: an unknown name or dtype, a file that does not load, a device not there.
@@ -125,13 +126,16 @@ def run_checks(
                     yield from ask([own[place]])
                 else:
                     yield result(own[place], "left", "--full", {})
-        return _marked(runner, [results[index] for index in sorted(results)])
+        ordered = [results[index] for index in sorted(results)]
+        return _marked(runner, ordered, failures(ordered))
 
 
-def _marked(runner: LocalRunner, results: list[CheckResult]) -> list[CheckResult]:
+def _marked(
+    runner: LocalRunner, results: list[CheckResult], kinds: Sequence[Failure]
+) -> list[CheckResult]:
     """The results; those of a kind whose simplest check is right alone say so as `explained`."""
     late: dict[tuple[str, int], CheckResult] = {}
-    for kind in failures(results):
+    for kind in kinds:
         first = kind.first
         if first.status not in ("incorrect", "error") or first.code in CHANCE:
             continue

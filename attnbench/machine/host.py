@@ -11,6 +11,7 @@ import ctypes
 import functools
 import itertools
 import json
+import math
 import os
 import re
 import time
@@ -19,8 +20,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import psutil
-
-from attnbench.base.units import size
 
 ROOT = Path("/")
 T = TypeVar("T")
@@ -66,6 +65,7 @@ def facts(root: Path = ROOT) -> dict[str, Any]:
 
 
 # What tells machines apart; of other facts of the environment one machine has several.
+PAGES = 0.002  # of a machine's memory: machines of other sizes differ by more
 _MACHINE = ("device", "device_name", "cores", "memory_bytes", "caches", "cpu_capability", "node")
 
 
@@ -77,7 +77,7 @@ def same_machine(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 def same_fact(name: str, x: Any, y: Any) -> bool:
     """Whether two values of a fact are alike; a VM's memory differs by pages from boot to boot."""
-    return bool(x == y or (name == "memory_bytes" and size(x) == size(y)))
+    return bool(x == y or (name == "memory_bytes" and math.isclose(x, y, rel_tol=PAGES)))
 
 
 def is_here(environment: Mapping[str, Any], root: Path = ROOT) -> bool:

@@ -1,6 +1,6 @@
 """Self-tests of the measuring side: each times something whose answer is known beforehand.
 
-They return plain numbers; `attnbench.execution.doctor` judges them. Times are microseconds.
+They return plain numbers; `attnbench.analysis.doctor` judges them. Times are microseconds.
 """
 
 from __future__ import annotations

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from attnbench.planning.forecast import Forecast
-from attnbench.planning.plan import Axes, Job, expand, work
+from attnbench.planning.plan import Axes, Job, expand
 from attnbench.schema.axes import AXES
 from attnbench.schema.case import parse_position
 from attnbench.theory.choices import DEFAULT, choices
+from attnbench.theory.traits import work
 
 ROUNDS = 8  # of a race, before anything is decided
 TIMING = (0.05, 0.5)  # seconds of samples of a cell, as a forecast has them

@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from attnbench.base import units
 from attnbench.base.sample import SETTLED_CALLS
-from attnbench.planning.plan import GROUPS_PER_JOB, Job, Plan, work
+from attnbench.planning.plan import GROUPS_PER_JOB, Job, Plan
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record
 from attnbench.theory import costs
+from attnbench.theory.traits import work
 
 # `make validate PART=forecasts` prints how far off these are.
 _SWEEP_S, _PROCESS_S, _CELL_S = 3.6, 0.3, 0.08  # that each takes besides

@@ -20,7 +20,7 @@ from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Cell, Record
 from attnbench.theory.caches import CACHES
 from attnbench.theory.projections import PROJECTIONS
-from attnbench.theory.traits import TRAITS, impossible
+from attnbench.theory.traits import TRAITS, impossible, work
 
 # A process serves this many groups, so that its start-up (seconds) is shared but no cell lives
 # in a process with a long past.
@@ -240,15 +240,6 @@ def sharded(plan: Plan, number: int, count: int) -> Plan:
     )
     jobs = tuple(jobs_of(passes[0]))
     return replace(plan, cells=cells, jobs=jobs, decided=decided, passes=tuple(passes))
-
-
-def work(case: Case) -> float:
-    """Rough number of multiply-adds of a case: for ordering, and for the seconds it takes.
-
-    A backward pass has five products where the forward one has two (Dao, arXiv 2205.14135).
-    """
-    passes = {"forward": 1.0, "backward": 2.5, "both": 3.5}
-    return passes[case.pass_] * TRAITS.get(case.workload).work(case)
 
 
 def weight(case: Case) -> float:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from attnbench.errors import in_keywords
 
 if TYPE_CHECKING:
-    from attnbench.report.document import Document
+    from attnbench.report.shown import Shown
 
 
 class _Report(ModuleType):
@@ -24,7 +24,7 @@ class _Report(ModuleType):
     def __call__(
         self, run: str | Path = "latest", *, output: str | Path = "results",
         baseline: str | None = None,
-    ) -> Document:  # fmt: skip
+    ) -> Shown:  # fmt: skip
         """What a sweep or a gate found: a folder, a name in `output`, `latest` or `previous`.
 
         Notebooks show its page; `attnbench.report.render.rendered(document, "markdown")` is its
@@ -35,9 +35,10 @@ class _Report(ModuleType):
             UnknownNameError: the run has no implementation called `baseline`.
         """
         from attnbench.report.documents import stored
+        from attnbench.report.shown import Shown
 
         with in_keywords(lambda: {"baseline": "baseline"}):
-            return stored(str(run), Path(output), baseline)[1]
+            return Shown.of(stored(str(run), Path(output), baseline)[1])
 
 
 # Where matplotlib cannot write to a home it says so on stderr, and keeps its caches elsewhere.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any, Literal
 
 Sign = Literal["good", "better", "bad", "open", "none"]
@@ -146,7 +145,7 @@ class Section:
 Part = Finding | Table | Figure | Text | Facts | Section
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class Document:
     """What a command found. `about` is what it is of, in a few words; `facts` are its rules.
 
@@ -167,19 +166,6 @@ class Document:
     commands: Sequence[tuple[str, str]] = ()
     title: str = ""
     table: Any = field(default=None, compare=False)
-
-    def __repr__(self) -> str:
-        """The text, as on a terminal."""
-        from attnbench.report.render import rendered
-
-        return rendered(self)
-
-    def _repr_html_(self) -> str:
-        """The page in a frame, as notebooks show it."""
-        from attnbench.report.render import rendered
-
-        page = escape(rendered(self, "html"))
-        return f'<iframe srcdoc="{page}" style="width:100%;height:80vh;border:0"></iframe>'
 
 
 def facts(known: Mapping[str, Any]) -> Facts:

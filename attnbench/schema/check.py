@@ -7,6 +7,8 @@ from typing import Any
 
 from attnbench.schema.case import Case
 
+CHANCE = ("random", "unwritten")  # codes of faults that a second call may not show
+
 
 @dataclass(frozen=True, kw_only=True)
 class Item:

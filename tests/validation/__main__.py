@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from attnbench.cli import Commands
+from attnbench.cli.commands import Commands
 from attnbench.cli.options import (
     DURATION,
     NAMES,

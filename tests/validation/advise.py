@@ -16,9 +16,10 @@ from attnbench.analysis import table
 from attnbench.analysis.advice import advices
 from attnbench.base.stats import median
 from attnbench.planning.caselist import listed
-from attnbench.planning.plan import expand, work
+from attnbench.planning.plan import expand
 from attnbench.store.runs import load_run
 from attnbench.theory.choices import as_transformers
+from attnbench.theory.traits import work
 from tests.validation.page import Table
 from tests.validation.runner import Ended, Figures, Tell, go_on
 

@@ -35,7 +35,6 @@ from attnbench.api.loader import load_built_in
 from attnbench.base.parameters import Parameter, base_name
 from attnbench.errors import AttnbenchError
 from attnbench.machine.state import remember
-from attnbench.planning.plan import work
 from attnbench.schema.axes import AXES
 from attnbench.schema.case import Case, parse_mask, parse_position
 from attnbench.schema.mask import MASKS
@@ -46,7 +45,7 @@ from attnbench.theory.caches import CACHES
 from attnbench.theory.flags import case_flags
 from attnbench.theory.projections import PROJECTIONS
 from attnbench.theory.pruning import Pruning
-from attnbench.theory.traits import TRAITS, case_label
+from attnbench.theory.traits import TRAITS, case_label, work
 from attnbench.worker.catalogue import fitting, reasons_against
 from attnbench.worker.checking import Entry, Reporter, check_twice, measure_distances
 from attnbench.worker.inputs import Draw

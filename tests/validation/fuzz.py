@@ -37,7 +37,7 @@ from attnbench.analysis.compare import sources
 from attnbench.analysis.history import entries
 from attnbench.base import units
 from attnbench.base.jsontext import plain, sealed
-from attnbench.cli import main
+from attnbench.cli.commands import main
 from attnbench.errors import AttnbenchError, WorkerError
 from attnbench.gate.decide.stored import load_gate, write_gate
 from attnbench.gate.decide.verdict import decide

@@ -37,7 +37,6 @@ from attnbench.gate.decide.data import (
 from attnbench.gate.decide.exact import METRICS
 from attnbench.gate.decide.sequential import RoundPlan, SequentialDecision
 from attnbench.gate.decide.verdict import beyond_timing, comparable
-from attnbench.gate.run.environments import interpreter_of
 from attnbench.gate.run.processes import RoundProcesses
 from attnbench.gate.run.rounds import Bench, RoundError, measure_round
 from attnbench.machine import host
@@ -45,6 +44,7 @@ from attnbench.planning.plan import Axes, check_names, expand, make_plan, mismat
 from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Cell, Record
 from attnbench.theory.traits import impossible
+from attnbench.versions.environments import interpreter_of
 
 # Rounds that may be measured again for what went on beside them; after that they count.
 MOST_DISCARDED = 8

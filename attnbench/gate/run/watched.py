@@ -14,12 +14,12 @@ from attnbench.errors import UsageError
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.gate.decide.data import DEFAULT_THRESHOLD, Environment, Rules, Version
-from attnbench.gate.run import git
-from attnbench.gate.run.environments import built_in_folder, interpreter_of
 from attnbench.gate.run.measuring import GateRequest
 from attnbench.planning.plan import Axes, overridden
 from attnbench.schema.axes import KEYWORDS
 from attnbench.theory.traits import TRAITS
+from attnbench.versions import git
+from attnbench.versions.environments import built_in_folder, interpreter_of
 
 _BUILT_IN = "impls/"  # how their files are shown
 _COMPARED = ("naive", "sdpa")  # between environments, unless something else is asked for

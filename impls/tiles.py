@@ -25,9 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from attnbench.api.helpers import Estimate, building_mask
-from attnbench.schema.case import Case
-from attnbench.theory.costs import core_flops
+from attnbench.api import Case, Estimate, building_mask, by_slice, core_flops, rows_of
 
 LOG2_E, LN_2 = math.log2(math.e), math.log(2)
 # The maximum of a query that sees no key: finite, so that -inf minus it is never NaN.
@@ -192,11 +190,6 @@ def _joins(case: Case, tiles: Sequence[Tile]) -> bool:
     return False
 
 
-def by_slice(x_BHLD: torch.Tensor, slices: int) -> torch.Tensor:
-    """(B, H, L, D) as (N, R, L, D): each query head beside those it shares keys with."""
-    return x_BHLD.reshape(slices, -1, *x_BHLD.shape[2:])
-
-
 def _attend_by_sdpa(
     plan: _Plan, q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor
 ) -> torch.Tensor:
@@ -224,12 +217,6 @@ def _attend_by_sdpa(
     for run in plan.runs:  # a call each, at whose end its memory is free
         attend_run(run)
     return o_NRLV.view(*q_BHLD.shape[:3], -1)
-
-
-def rows_of(x_NRID: torch.Tensor, wide: torch.dtype, factor: float = 1.0) -> torch.Tensor:
-    """A wide copy times `factor`, with the rows of its R heads joined: (N, M, D)."""
-    x_NRID = x_NRID.to(wide, copy=True, memory_format=torch.contiguous_format)
-    return x_NRID.mul_(factor).flatten(1, 2)
 
 
 def _product(a_NMD: torch.Tensor, b_NJD: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

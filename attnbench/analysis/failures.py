@@ -12,11 +12,11 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from attnbench.planning.plan import work
 from attnbench.schema.axes import AXES
 from attnbench.schema.case import Case
-from attnbench.schema.check import CheckResult, Failure, Item
+from attnbench.schema.check import CHANCE, CheckResult, Failure, Item
 from attnbench.theory.caches import cache_of
+from attnbench.theory.traits import work
 
 # What a check draws otherwise than others, in words, by the field of `Item.draw`.
 _DRAWN = {
@@ -181,7 +181,6 @@ def _agreed(failed: list[CheckResult]) -> list[CheckResult]:
     ]
 
 
-CHANCE = ("random", "unwritten")
 _ORDER = {"wrote-input": 0, "kept-result": 0, "not-a-tensor": 1, "shape": 1, "skipped": 3}
 
 

@@ -132,12 +132,12 @@ class _Gate:
         from attnbench.gate.decide.stored import keep_round
         from attnbench.gate.decide.verdict import decide
         from attnbench.gate.protocol import Suite
-        from attnbench.gate.run import git
         from attnbench.gate.run.benchmarks import run_benchmarks
         from attnbench.gate.run.watched import Watched, comparison
         from attnbench.report.files import write_gate_files
         from attnbench.report.render import terminal
         from attnbench.store.folder import GATE, RunFolder
+        from attnbench.versions import git
 
         asked, called = self._config.getoption, self._config.invocation_params
         if not items:

@@ -19,7 +19,7 @@ from typing import Any
 
 from attnbench.errors import UsageError, WorkerError
 from attnbench.gate.decide.data import Environment
-from attnbench.gate.run.git import temporary_folder
+from attnbench.versions.git import temporary_folder
 
 LEAST_PYTHON, LEAST_TORCH = (3, 11), (2, 4)
 _MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -111,7 +111,7 @@ def built_in_folder() -> Path:
     spec = importlib.util.find_spec("attnbench_impls")
     if spec is not None and spec.origin is not None:
         return Path(spec.origin).resolve().parent
-    return Path(__file__).resolve().parents[3] / "impls"  # a source tree that is not installed
+    return Path(__file__).resolve().parents[2] / "impls"  # a source tree that is not installed
 
 
 @contextlib.contextmanager

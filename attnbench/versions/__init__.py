@@ -1,0 +1,1 @@
+"""Versions to compare: commits of a repository, and environments with a torch of their own."""
