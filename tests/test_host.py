@@ -144,7 +144,8 @@ def test_a_worker_tells_its_allocator_policy_and_never_overrides_the_users(polic
 
 
 def test_a_machine_whose_memory_differs_by_a_page_is_the_same_one():
-    facts = {"device": "cpu", "device_name": "x", "memory_bytes": int(23.55 * 2**30)}  # 23.5 | 23.6
-    page = facts | {"memory_bytes": facts["memory_bytes"] + 4096}
+    bytes_ = int(23.55 * 2**30)  # printed as 23.5 GiB, a page more as 23.6
+    facts = {"device": "cpu", "device_name": "x", "memory_bytes": bytes_}
+    page = facts | {"memory_bytes": bytes_ + 4096}
     assert host.same_machine(facts, page)
     assert not host.same_machine(facts, facts | {"memory_bytes": 24 << 30})

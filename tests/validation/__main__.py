@@ -203,40 +203,12 @@ PARTS = (
         kept=False,
     ),
     Part(
-        name="store",
-        doc="""Damage what is stored, lists and command lines, and time how fast runs load.
-
-        Exits 1 if an input ends in a traceback, hangs for 2 minutes or reads as other numbers than
-        were stored; or if 10,000 records, 10⁶ samples or an append take more than 2 s, 1 s, 2 ms.
-        10 minutes.""",
-        options=(_count("--inputs", 100_000, "Damaged inputs in all.", 1), seed_option),
-        kept=False,
-    ),
-    Part(
         name="definitions",
         doc="""Hold every definition in float64 against its formula in 50 digits, far and near.
 
         Exits 1 where one is off by more than its rounding may be, which intervals bound.
         15 seconds.""",
         options=(_count("--draws", 20, "Of each.", 1),),
-        kept=False,
-    ),
-    Part(
-        name="packages",
-        doc="""Hold definitions, kernels, masks, positions and caches against what packages have.
-
-        transformers, fla, lucidrains' and others, in an environment of their own under build/,
-        which is made on the first run. Exits 1 where one lies apart by more than rounding.""",
-    ),
-    Part(
-        name="stacks",
-        doc="""Check random stacks of 2 to 12 layers with right kernels, then one wrong layer of 12.
-
-        Nothing is timed. Exits 1 if a right one is incorrect. About 5 minutes.""",
-        options=(
-            _count("--cells", 2400, "How many.", 1), _count("--repeats", 2, "Draws.", 1),
-            seed_option,
-        ),
         kept=False,
     ),
 )  # fmt: skip

@@ -133,7 +133,7 @@ def _drawn(rng: random.Random) -> dict[str, Any]:
         "cache": lambda: _of(rng, CACHES, longest),
         "new_tokens": lambda: rng.choice((1, 2, 3, 4, 6)),
         "query_tokens": lambda: rng.choice((1, 1, 1, 2, 3)),
-        "layers": lambda: rng.choice((1, 1, 1, 2, 3, 4, 8)),
+        "layers": lambda: rng.choice((1, 1, 1, 2, 3, 4, 8, 12)),
     }
     # Every field that a sweep would fill in, too: width, projection, cache.
     row |= {axis: own[axis]() for axis in own if AXES[axis].applies(workload)}

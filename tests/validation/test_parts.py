@@ -27,7 +27,7 @@ def cli(tmp_path) -> Cli:
     """`cli("laws", "--draws", 8)` runs `python -m tests.validation` in this process."""
 
     def call(part: str, *args: object) -> Any:
-        kept = () if part in ("costs", "store", "steps") else ("--output", tmp_path, "--name", "a")
+        kept = () if part in ("costs", "steps") else ("--output", tmp_path, "--name", "a")
         return CliRunner().invoke(main, [part, *map(str, (*args, *kept))])
 
     return call
