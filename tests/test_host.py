@@ -12,6 +12,7 @@ import pytest
 
 from attnbench.execution.process import Settings, environment_of
 from attnbench.machine import facts, host
+from attnbench.machine.environment import Environment
 
 CPU = "sys/devices/system/cpu"
 
@@ -145,7 +146,7 @@ def test_a_worker_tells_its_allocator_policy_and_never_overrides_the_users(polic
 
 def test_a_machine_whose_memory_differs_by_a_page_is_the_same_one():
     bytes_ = int(23.55 * 2**30)  # printed as 23.5 GiB, a page more as 23.6
-    facts = {"device": "cpu", "device_name": "x", "memory_bytes": bytes_}
-    page = facts | {"memory_bytes": bytes_ + 4096}
-    assert host.same_machine(facts, page)
-    assert not host.same_machine(facts, facts | {"memory_bytes": 24 << 30})
+    here = {"device": "cpu", "device_name": "x", "memory_bytes": bytes_}
+    page, other = (Environment(here | {"memory_bytes": n}) for n in (bytes_ + 4096, 24 << 30))
+    assert Environment(here).same_machine(page)
+    assert not Environment(here).same_machine(other)

@@ -11,9 +11,9 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import Any, Literal
 
-from attnbench.analysis.compare.same import changed_facts
 from attnbench.base.stats import quotient_interval
 from attnbench.errors import UsageError
+from attnbench.machine.environment import Environment
 from attnbench.schema.profile import Op, Profile
 
 What = Literal["appeared", "vanished", "grew", "shrank", "other work", "more", "noise", "outside"]
@@ -130,7 +130,7 @@ def difference(a: Profile, b: Profile) -> Difference:
             Change(name="outside ops", what="outside", a_us=a.outside_us, b_us=b.outside_us),
         ),
         common=common(alike.values()).middle if much else None,
-        environment=changed_facts(a.environment, b.environment),
+        environment=Environment(a.environment).differences(Environment(b.environment)),
     )
 
 

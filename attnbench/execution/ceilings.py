@@ -17,8 +17,8 @@ from attnbench.base.stats import robust_least
 from attnbench.errors import StoreError
 from attnbench.execution.events import Warned
 from attnbench.machine import limits
+from attnbench.machine.environment import Environment
 from attnbench.schema.record import Record
-from attnbench.store.runs import environment_key
 
 Facts = dict[str, Any]
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # Linux makes one up each time it starts
@@ -53,7 +53,7 @@ def keep(found: Facts, facts: Facts, asked: object) -> Iterator[Warned]:
 
 def _file(facts: Facts, asked: object) -> Path:
     boot = _BOOT.read_text() if _BOOT.exists() else None
-    name = checksum(dumps([1, asked, environment_key(facts), boot]).encode())
+    name = checksum(dumps([1, asked, Environment(facts).key, boot]).encode())
     return cache_folder() / "ceilings" / f"{name}.json"
 
 

@@ -12,10 +12,11 @@ from typing import Any
 from attnbench.base.files import digest
 from attnbench.base.jsontext import checksum, dumps
 from attnbench.errors import UsageError
+from attnbench.machine.environment import Environment, asked
 from attnbench.machine.limits import ceilings_of
 from attnbench.planning.plan import Plan
 from attnbench.schema.record import Record
-from attnbench.store.runs import RECORDS, Run, environment_key, missing_shards, new_run
+from attnbench.store.runs import RECORDS, Run, missing_shards, new_run
 
 
 def shard_of(whole: Plan, number: int, count: int) -> dict[str, Any]:
@@ -45,7 +46,7 @@ def merge(
     environments: dict[str, dict[str, Any]] = {}
     sources, records = [], list[Record]()
     for run in runs:
-        keys = {key: environment_key(facts) for key, facts in run.environments.items()}
+        keys = {key: Environment(facts).key for key, facts in run.environments.items()}
         for key, facts in run.environments.items():  # an unfinished one may lack ceilings
             known = environments.get(keys[key], {})
             both = known | facts, facts | known  # what was measured stands before a cache's
@@ -58,7 +59,7 @@ def merge(
         )
     own = ("run_id", "schema", "shard")
     first = {key: value for key, value in runs[0].info.items() if key not in own}
-    main = environment_key(runs[0].environments[""])
+    main = Environment(runs[0].environments[""]).key
     every = (row for run in runs for row in run.info.get("implementations") or ())
     info = first | {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -133,6 +134,6 @@ def _facts(run: Run, *, mixed: bool) -> dict[str, Any]:
     facts = settings | {"shards": shard.get("count"), "the plan": shard.get("plan")}
     facts["the files of --impl"] = sorted((run.info.get("files") or {}).values())
     if not mixed:
-        facts |= {name: here.get(name) for name in ("torch", "cuda", "matmul_precision")}
-        facts["attnbench"] = run.info.get("attnbench")
+        here = here | {"attnbench": run.info.get("attnbench")}
+        facts |= {name: here.get(name) for name in asked("merge")}
     return facts

@@ -19,12 +19,12 @@ from attnbench.execution.ceilings import exceeded, keep, recalled
 from attnbench.execution.events import Warned, Working
 from attnbench.execution.process import CAN_FORK, GarbledError, Server, Settings, Worker, ending
 from attnbench.execution.supervision import Death, Key, Outcome, Supervision
+from attnbench.machine.environment import Environment
 from attnbench.planning.plan import Job, reads_cache
 from attnbench.schema import messages
 from attnbench.schema.case import Case
 from attnbench.schema.messages import CellMeasured, CellProfiled, Check, Measure
 from attnbench.schema.record import Cell, Record
-from attnbench.store.runs import environment_key
 from attnbench.theory.pruning import Pruning
 from attnbench.version import __version__
 
@@ -130,7 +130,7 @@ class LocalRunner(Executor):
         if reason := catalogue.devices.get(self._device):
             raise UsageError(reason)
         facts = catalogue.environment | {"attnbench": __version__, **self._place}
-        self.environments = {environment_key(facts): self.admit(facts)}
+        self.environments = {Environment(facts).key: self.admit(facts)}
         return msgspec.structs.replace(catalogue, environment=facts)
 
     def reasons(self, cells: Iterable[Cell]) -> dict[tuple[str, str], str | None]:

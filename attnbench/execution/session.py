@@ -25,7 +25,7 @@ from attnbench.execution import advising, merging
 from attnbench.execution.events import Events, Planned, Starting, Warned
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import Executor, LocalRunner
-from attnbench.machine.host import same_machine
+from attnbench.machine.environment import Environment, asked
 from attnbench.planning.advice import ROUNDS, TIMING
 from attnbench.planning.forecast import QUICK, Forecast, balanced
 from attnbench.planning.plan import (
@@ -47,15 +47,10 @@ from attnbench.planning.presets import PRESETS
 from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Cell, Record
 from attnbench.store.folder import SWEEP, RunFolder, check_name
-from attnbench.store.runs import environment_key, load_info, load_run, new_run, write_info
+from attnbench.store.runs import load_info, load_run, new_run, write_info
 from attnbench.version import __version__
 
 Facts = dict[str, Any]
-# A resumed run must be the same experiment: these facts have to agree with an environment of it.
-_ALIKE = (
-    "device", "device_name", "torch", "cuda", "python", "attnbench", "matmul_precision", "allocator"
-)  # fmt: skip
-FINGERPRINT = (*_ALIKE, "cores", "threads", "affinity", "cpu_quota")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,8 +193,7 @@ def resume(
         try:
             settings = msgspec.convert(vars(Settings(**run.info["settings"])), Settings)
             settings = replace(settings, files=run.files)  # refused if changed since
-            names = FINGERPRINT if ray is None else _ALIKE
-            machines = _Machines(folder, run.info, mixed=mixed, names=names)
+            machines = _Machines(folder, run.info, mixed=mixed, nodes=ray is not None)
         except (KeyError, TypeError, ValueError, AttributeError, UsageError) as err:
             raise StoreError(
                 f"{folder.file} has no plan to resume ({type(err).__name__}: {err})"
@@ -237,10 +231,10 @@ class _Machines:
     """The environments of a run, as `run.json` has them: whose records may stand beside theirs."""
 
     def __init__(
-        self, folder: RunFolder, info: Facts, *, mixed: bool = True,
-        names: Sequence[str] = FINGERPRINT,
-    ) -> None:  # fmt: skip
-        self.folder, self.info, self._mixed, self._names = folder, info, mixed, names
+        self, folder: RunFolder, info: Facts, *, mixed: bool = True, nodes: bool = False
+    ) -> None:
+        self.folder, self.info, self._mixed = folder, info, mixed
+        self._names = asked("nodes" if nodes else "resume")  # the same experiment
         first = {"attnbench": self.info.get("attnbench")} | self.info["environment"]
         self.environments: dict[str, Facts] = {"": first} | self.info.get("environments", {})
         self._keys: dict[str, str] = {}  # by those of an executor
@@ -251,20 +245,24 @@ class _Machines:
         Raises:
             UsageError: it is like none of the run's.
         """
-        every = [_differences(known, facts, self._names) for known in self.environments.values()]
+        here = Environment(facts)
+        every = [
+            Environment(known).differences(here, self._names)
+            for known in self.environments.values()
+        ]
         if (lines := min(every, key=len)) and not self._mixed:
             raise UsageError(
-                f"this is not where the run began: {'; '.join(lines)} (--resume); start a new run,"
-                " or measure the rest here with --mixed: the table then names both"
+                f"this is not where the run began: {'; '.join(map(str, lines))} (--resume); start a"
+                " new run, or measure the rest here with --mixed: the table then names both"
             )
         known = self.environments.get(self.like(facts), {})
         return facts | ({"ceilings": known["ceilings"]} if "ceilings" in known else {})
 
     def like(self, facts: Facts) -> str:
         """Under what `run.json` has a machine like this one, or would have it."""
-        names = (*FINGERPRINT, "node", "device_index")
-        alike = (k for k, v in self.environments.items() if not _differences(v, facts, names))
-        return next(alike, environment_key(facts))
+        names, here = (*asked("resume"), *asked("node")), Environment(facts)
+        of = ((key, Environment(known)) for key, known in self.environments.items())
+        return next((key for key, one in of if not one.differences(here, names)), here.key)
 
     def key(self, own: str, facts: Facts) -> str:
         """Under what `run.json` has the facts that an executor has as `own`, from now on."""
@@ -279,14 +277,6 @@ class _Machines:
             self.info |= {"environments": others} if others else {}
             write_info(self.folder, self.info)
         return key
-
-
-def _differences(known: Facts, facts: Facts, names: Sequence[str]) -> list[str]:
-    return [
-        f"{name} was {known.get(name)}, is {facts.get(name)}"
-        for name in names
-        if known.get(name) != facts.get(name)
-    ]
 
 
 def _catalogue(runner: Executor) -> Events[Catalogue]:
@@ -374,7 +364,8 @@ def _runs_here(output: Path, environment: Facts) -> list[Path]:
     found = []
     for folder in RunFolder.all_in(SWEEP, output):
         with contextlib.suppress(StoreError):  # damaged: it is not what was asked about
-            if same_machine(load_info(folder.path).get("environment") or {}, environment):
+            known = Environment(load_info(folder.path).get("environment") or {})
+            if known.same_machine(Environment(environment)):
                 found.append(folder.path)
     return found
 

@@ -11,7 +11,6 @@ import ctypes
 import functools
 import itertools
 import json
-import math
 import os
 import re
 import time
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import psutil
+
+from attnbench.machine.environment import Environment
 
 ROOT = Path("/")
 T = TypeVar("T")
@@ -64,22 +65,6 @@ def facts(root: Path = ROOT) -> dict[str, Any]:
     }
 
 
-# What tells machines apart; of other facts of the environment one machine has several.
-PAGES = 0.002  # of a machine's memory: machines of other sizes differ by more
-_MACHINE = ("device", "device_name", "cores", "memory_bytes", "caches", "cpu_capability", "node")
-
-
-def same_machine(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether two environments are of machines that are alike, as far as both are known."""
-    both = {n: (a[n], b[n]) for n in _MACHINE if None not in (a.get(n), b.get(n))}
-    return "device_name" in both and all(same_fact(name, *pair) for name, pair in both.items())
-
-
-def same_fact(name: str, x: Any, y: Any) -> bool:
-    """Whether two values of a fact are alike; a VM's memory differs by pages from boot to boot."""
-    return bool(x == y or (name == "memory_bytes" and math.isclose(x, y, rel_tol=PAGES)))
-
-
 def is_here(environment: Mapping[str, Any], root: Path = ROOT) -> bool:
     """Whether this may be the machine of an environment: its device and its memory; without torch.
 
@@ -89,9 +74,9 @@ def is_here(environment: Mapping[str, Any], root: Path = ROOT) -> bool:
     names, memory = " ".join(_read(file) or "" for file in files), psutil.virtual_memory().total
     gpu = environment.get("device") == "cuda"  # whose memory is its own
     known = None if gpu else environment.get("memory_bytes")
-    return str(environment.get("device_name") or "") in names and same_fact(
-        "memory_bytes", known or memory, memory
-    )
+    named = str(environment.get("device_name") or "") in names
+    there = Environment({"memory_bytes": known or memory})
+    return named and not there.differences(Environment({"memory_bytes": memory}))
 
 
 def cell_facts(root: Path = ROOT) -> dict[str, Any]:

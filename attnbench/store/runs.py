@@ -189,16 +189,6 @@ def _lines(file: Path) -> Iterator[bytes]:
         yield from source
 
 
-# What changes from moment to moment on the same machine.
-PASSING = ("ceilings", "load_1m")
-
-
-def environment_key(facts: dict[str, Any]) -> str:
-    """What names the facts of a machine in `environments`: the same for the same facts."""
-    lasting = {name: value for name, value in sorted(facts.items()) if name not in PASSING}
-    return checksum(dumps(lasting).encode())[:8]
-
-
 class _Cases(msgspec.Struct):
     case: dict[str, Any]
     impls: list[str]

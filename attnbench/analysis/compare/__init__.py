@@ -11,7 +11,7 @@ from attnbench.analysis.apart import spread
 from attnbench.analysis.compare import elsewhere, same
 from attnbench.analysis.compare.sources import Source, read
 from attnbench.errors import UsageError
-from attnbench.machine.host import same_machine
+from attnbench.machine.environment import Environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,8 @@ def compare(texts: Sequence[str], output: Path) -> list[Comparison]:
 
 def _compared(first: Source, other: Source, folders: Sequence[Path]) -> Comparison:
     together = across = None
-    if same_machine(first.environment, other.environment):
+    before, after = Environment(first.environment), Environment(other.environment)
+    if before.same_machine(after):
         together = same.compare(first, other, spread(same.earlier([first, other], folders)))
     else:
         across = elsewhere.compare(first, other)
@@ -59,5 +60,5 @@ def _compared(first: Source, other: Source, folders: Sequence[Path]) -> Comparis
         raise UsageError(f"{first.name} and {other.name} {why}")
     return Comparison(
         before=first, after=other, same=together, elsewhere=across,
-        environment=same.changed_facts(first.environment, other.environment),
+        environment=before.differences(after),
     )  # fmt: skip

@@ -17,10 +17,10 @@ from attnbench.analysis.apart import ALPHA, FREEDOM, Key, Shift, Spread, Times, 
 from attnbench.analysis.compare.sources import Source, of_entry, of_run, read
 from attnbench.analysis.history.entries import FILE, read_file
 from attnbench.errors import AttnbenchError, StoreError
-from attnbench.machine.host import same_fact, same_machine
+from attnbench.machine.environment import Environment, asked
 from attnbench.schema.case import Case
 from attnbench.store.folder import SWEEP, RunFolder
-from attnbench.store.runs import PASSING, load_info, load_run
+from attnbench.store.runs import load_info, load_run
 
 Verdict = Literal["slower", "faster", "no change seen", "not comparable"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -28,11 +28,7 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 LEAST_SHIFT = math.log(1.01)  # a shift of all cells below this is not worth a verdict
 UNEQUAL = 0.3  # what a neighbour adds to the time of a group differs by so much from cell to cell
 MOST_RUNS = 20  # of history: the latest
-HOW = ("allocator", "matmul_precision")  # of a run, beside what each cell was timed by:
-HOW_CELL = ("l2", "timer")
-# Runs of one machine that were measured like this have the same noise.
-_LIKE = ("min_time_s", "max_time_s", "processes", *HOW_CELL, "allocator")
-_CODE = ("attnbench", "torch", "python")
+HOW_CELL = ("l2", "timer")  # of a cell, beside the facts of its run that are asked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +68,6 @@ class Compared:
         """Whether all cells moved together further than runs of equal code do."""
         bound = self.spread.shift_bound
         return bound is not None and abs(self.shift.run) > max(bound, LEAST_SHIFT)
-
-
-def changed_facts(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[tuple[str, Any, Any], ...]:
-    """Name and both values of each fact of two environments that differs, or is known in one."""
-    both = ((n, a.get(n), b.get(n)) for n in dict.fromkeys([*a, *b]) if n not in PASSING)
-    return tuple(fact for fact in both if not same_fact(*fact))
 
 
 def compare(before: Source, after: Source, noise: Spread) -> Compared:
@@ -158,7 +148,8 @@ def _reason_against(before: Source, after: Source, key: Key) -> str:
 def _how(before: Source, after: Source, key: Key) -> str:
     """By what the two times of a cell were measured differently, or nothing."""
     a, b = before.cells[key].metrics, after.cells[key].metrics
-    how = [(name, before.environment.get(name), after.environment.get(name)) for name in HOW]
+    runs = before.environment, after.environment
+    how = [(name, *(facts.get(name) for facts in runs)) for name in asked("timed")]
     how += [(name, a.get(name), b.get(name)) for name in HOW_CELL]
     return next((f"{name}: {y}, was {x}" for name, x, y in how if x != y), "")
 
@@ -174,24 +165,26 @@ def earlier(sources: Sequence[Source], folders: Sequence[Path]) -> list[list[Tim
     first = sources[0]
     own = {(source.name, source.created) for source in sources}
     beside = sorted(_beside(first, folders), key=lambda source: source.created or "")
-    here = (s for s in beside if same_machine(s.environment, first.environment))
+    machine = Environment(first.environment)
+    here = (s for s in beside if machine.same_machine(Environment(s.environment)))
     # A run may lie in a folder and stand in a history.
     once = {(s.name, s.created): s for s in here if _like(s) == _like(first)}
     alike = [source for name, source in once.items() if name not in own]
     by_code: dict[Any, list[Times]] = defaultdict(list)
     for source in alike[-MOST_RUNS:]:
         kernels = source.run.info.get("files") if source.run else None
-        code = (source.code, *(source.environment.get(name) for name in _CODE), str(kernels))
-        by_code[code].append(source.times)
+        versions = (source.environment.get(name) for name in asked("code"))
+        by_code[source.code, *versions, str(kernels)].append(source.times)
     return list(by_code.values())
 
 
 def _like(source: Source) -> list[Any]:
-    return [source.settings.get(name) for name in _LIKE]
+    return [source.settings.get(name) for name in asked("noise")]
 
 
 def _beside(first: Source, folders: Sequence[Path]) -> Iterator[Source]:
     """What lies beside a source, and in `folders`, and can be read."""
+    machine = Environment(first.environment)
     if first.path.is_file():
         paths = sorted(first.path.parent.glob("*.json"))
     else:
@@ -205,7 +198,7 @@ def _beside(first: Source, folders: Sequence[Path]) -> Iterator[Source]:
             if path.is_file():
                 yield read(str(path), path.parent)
             # Reading the head alone first spares the records of other machines' runs.
-            elif same_machine(load_info(path).get("environment") or {}, first.environment):
+            elif machine.same_machine(Environment(load_info(path).get("environment") or {})):
                 yield of_run(load_run(path))
         except AttnbenchError:
             continue  # what is damaged is no history; comparing it says why

@@ -18,17 +18,11 @@ from attnbench.base.files import lock, reading, write_whole
 from attnbench.base.files import read as read_bytes
 from attnbench.base.jsontext import decode, encode
 from attnbench.errors import StoreError
+from attnbench.machine.environment import asked
 from attnbench.store.runs import INFO, Run, load_run
 from attnbench.theory.traits import case_label
 
 FILE = "history.jsonl"
-MACHINE = ("device", "device_name", "cores")  # another one is another series
-FACTS = (  # of its environment and settings: what a change in time may come from
-    "attnbench", "torch", "cuda", "cudnn", "cublas", "triton", "driver", "power_limit_w",
-    "max_sm_mhz", "python", "platform", "threads", "blas",
-    "cpu_capability", "matmul_precision", "allocator", "thread_env", "affinity", "cpu_quota",
-    "governor", "smt", "thp", "hypervisor", "processes", "min_time_s", "max_time_s", "l2", "timer",
-)  # fmt: skip
 Time = Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -63,6 +57,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     environment: dict[str, Any]
     cells: tuple[CellLine, ...]
 
+    def __post_init__(self) -> None:
+        """Refuse a time without its zone, which has no place among the others."""
+        if self.when.tzinfo is None:
+            raise ValueError(f"{self.created!r} is not a time with its zone")
+
     @property
     def identity(self) -> tuple[str, str]:
         """What tells it from other runs: names alone come again, in a CI every time."""
@@ -76,12 +75,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def machine(self) -> tuple[Any, ...]:
         """Times of two machines are never compared."""
-        return tuple(self.environment.get(name) for name in MACHINE)
+        return tuple(self.environment.get(name) for name in asked("series"))
 
     @property
     def facts(self) -> dict[str, Any]:
         """Of its environment what times may depend on; what is not known is left out."""
-        return {name: self.environment[name] for name in FACTS if name in self.environment}
+        return {name: self.environment[name] for name in asked("cause") if name in self.environment}
 
 
 def entry_of(run: Run) -> Entry:
@@ -105,10 +104,11 @@ def entry_of(run: Run) -> Entry:
                 groups[record.metrics["group"]] if record.metrics.get("group") else "",
             )
         )  # fmt: skip
+    kept = *asked("series"), *asked("cause")
     return Entry(
         run=run.run_id, created=str(info.get("created") or ""), commit=info.get("commit"),
         dirty=info.get("dirty"), cells=tuple(cells),
-        environment={name: facts[name] for name in (*MACHINE, *FACTS) if name in facts},
+        environment={name: facts[name] for name in kept if name in facts},
     )  # fmt: skip
 
 

@@ -62,6 +62,9 @@ def run_of(text: bytes, kept_rounds: Sequence[bytes] = ()) -> GateRun:
         for cell in stored.cells
     )
     values["rounds"] = tuple(decode(line, Round) for line in kept_rounds) or stored.rounds
+    for number in range(len(values["cells"])):
+        if not stored.checks.get(number, {}).keys() >= {"base", "candidate"}:
+            raise ValueError(f"cell {number} has no check of both versions")
     return GateRun(**values)
 
 

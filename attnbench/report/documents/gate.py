@@ -15,6 +15,7 @@ from attnbench.errors import ExitCode
 from attnbench.gate.decide.data import GateCell, GateRun, Version
 from attnbench.gate.decide.outcome import VERDICTS, Outcome, Row, Verdict
 from attnbench.gate.decide.verdict import missing
+from attnbench.machine.environment import asked
 from attnbench.report import document as doc
 from attnbench.report.labels import case_words, labels
 from attnbench.schema.record import Cell as MeasuredCell
@@ -40,7 +41,6 @@ PROMISE = (
     " are independent and their bias is within the margin."
 )
 FORWARD = "only the forward pass was compared: --passes both has the backward, too"
-_LIBRARIES = ("torch", "cuda", "cudnn", "driver", "python", "blas", "cpu_capability")  # said first
 SUITE = "attnbench gate"
 MOST_PROFILES = 3  # commands that are printed
 MOST_NAMED = 3  # cells in the first line
@@ -212,7 +212,7 @@ def _alike(run: GateRun) -> str:
 
 
 def _installed(known: Mapping[str, Any], version: Version) -> dict[str, Any]:
-    found = {name: known[name] for name in _LIBRARIES if known.get(name) is not None}
+    found = {name: known[name] for name in asked("library") if known.get(name) is not None}
     packages = version.environment.packages if version.environment else {}
     return {**found, **{name: packages[name] for name in packages if name not in found}}
 
