@@ -1,4 +1,4 @@
-"""Whom a worker's death costs what, on scripted workers."""
+"""What a worker's death costs: the policy on drawn ends, and supervision on scripted workers."""
 
 import time
 from pathlib import Path
@@ -6,12 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from attnbench.errors import WorkerError
 from attnbench.execution.events import Working
+from attnbench.execution.policy import Death, Key, Policy
 from attnbench.execution.process import GARBLED, GarbledError, Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.supervision import Death, Supervision
+from attnbench.execution.supervision import Supervision
 from attnbench.schema.case import Case
 from attnbench.schema.messages import NOBODY, CellMeasured, Done, Facts, Heartbeat, ItemChecked
 from tests import synthetic
@@ -104,6 +107,31 @@ def play(tmp_path):
         return dict(results), [worker.request for worker in workers]
 
     return run
+
+
+STATUSES = st.sampled_from(["ok", "ok", "incorrect", "oom", "skipped", "error"])
+
+
+@given(st.data())
+def test_every_cell_ends_once_whatever_becomes_of_its_workers(data: Any) -> None:
+    keys = [(index, impl) for index in range(3) for impl in "ab"]
+    suspects = dict.fromkeys(data.draw(st.lists(st.sampled_from(keys))), "crashed: before")
+    racing, most = data.draw(st.booleans()), data.draw(st.sampled_from([None, 2]))
+    policy, ended, attempts = Policy(dict.fromkeys(keys), suspects, racing, most), list[Key](), 0
+    while policy.open:
+        asked, at, death = policy.attempt(), list[Key](), None
+        for place, key in enumerate(list(asked)):
+            if data.draw(st.integers(0, 3)) == 0:
+                sure, of_all = data.draw(st.booleans()), data.draw(st.booleans())
+                death = Death("crashed", "samples", sure, of_all)
+                at = [key] * data.draw(st.booleans())
+                break
+            if policy.result(key, data.draw(STATUSES), others_ran=place > 0) != "wait":
+                ended.append(key)
+        ended += [key for key, _ in policy.end(death, at, others_ran=len(asked) > 1)]
+        attempts += 1
+    assert sorted(ended) == keys
+    assert attempts <= 4 * len(keys), "a cell is tried again and again"
 
 
 def test_a_death_costs_the_cell_it_was_at_and_the_rest_goes_on(play):

@@ -10,9 +10,9 @@ from typing import Any
 
 from attnbench.base.parameters import base_name
 from attnbench.execution.events import Events, Total, Working
+from attnbench.execution.policy import Death
 from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
-from attnbench.execution.supervision import Death
 from attnbench.planning.battery import battery, by_coverage, small
 from attnbench.planning.plan import Axes, chosen, expand, named
 from attnbench.schema.case import Case

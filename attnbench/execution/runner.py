@@ -17,8 +17,9 @@ import msgspec
 from attnbench.errors import UsageError, WorkerError
 from attnbench.execution.ceilings import exceeded, keep, recalled
 from attnbench.execution.events import Warned, Working
+from attnbench.execution.policy import Death, Key
 from attnbench.execution.process import CAN_FORK, GarbledError, Server, Settings, Worker, ending
-from attnbench.execution.supervision import Death, Key, Outcome, Supervision
+from attnbench.execution.supervision import Outcome, Supervision
 from attnbench.machine.environment import Environment
 from attnbench.planning.plan import Job, reads_cache
 from attnbench.schema import messages

@@ -6,14 +6,14 @@ import contextlib
 import math
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Protocol
 
 from attnbench.execution.events import Working
-from attnbench.execution.process import GARBLED, GarbledError, Worker, ending
+from attnbench.execution.policy import Death, Key, Policy
+from attnbench.execution.process import GARBLED, GarbledError, Settings, Worker, ending
 from attnbench.schema.case import Case
 from attnbench.schema.messages import (
     LATE_S,
@@ -30,132 +30,78 @@ from attnbench.schema.messages import (
 )
 from attnbench.schema.record import Status
 
-if TYPE_CHECKING:
-    from attnbench.execution.runner import LocalRunner
-
-Key = tuple[int, str]  # index of a case or item in the caller's list, implementation
-
 _POLL_S = 0.5
 _LINGER_S = 3.0  # for what a cell started, such as a thread, to do its harm
 
 
-class Death(NamedTuple):
-    """What to record of the cells that a worker was at, or `of_all` that are left.
-
-    Not `surely`: another may be to blame.
-    """
-
-    status: Status
-    reason: str
-    surely: bool = True
-    of_all: bool = False
-
-
 Outcome = tuple[Key, Result | Death]
+
+
+class Workers(Protocol):
+    """Who has the worker, starts a fresh one where there is none, and ends it."""
+
+    settings: Settings
+
+    def worker(self) -> Worker:
+        """The one that lives, or a fresh one."""
+
+    def close(self) -> None:
+        """End it."""
 
 
 @dataclass
 class Supervision:
     """Cells (keys) to be worked off by workers, request after request until none is left.
 
-    `request(keys)` makes the request for what is left. A worker that dies or hangs costs the cell
-    it was at, or in a reference all of the case. Where other implementations ran in the process
-    before, one of them may be to blame, whose thread crashed late, who closed what is not its own
-    or holds the memory: who was at it is tried once more, without them in a fresh process, and to
-    blame if that fails as well. So it is where events cannot be read or the pipe was closed. If it
-    was at none, a fresh one tries the rest once more. Alone, a result counts if the process lives
-    on for `_LINGER_S`. An implementation that ended `deaths_each` workers is not tried any further.
-    `retried` says of who was tried once more what had happened before, and who else may have done
-    it. In a race, which ends at `until` by `time.perf_counter`, nothing is tried once more: the
-    others go on without what failed.
+    `request(keys)` makes the request for what is left; `Policy` says what becomes of each cell.
+    Alone, a suspect's result counts if the process lives on for `_LINGER_S`. `retried` says of who
+    was tried once more what had happened before, and who else may have done it. A race ends at
+    `until` by `time.perf_counter`.
     """
 
-    runner: LocalRunner
+    runner: Workers
     cases: list[Case]
     request: Callable[[list[Key]], Measure | Profile | Trace | Check]
     deaths_each: int | None = None
     retried: dict[Key, str] = field(default_factory=dict)
     until: float = math.inf
-    _may_retry: bool = True
-    _deaths: Counter[str] = field(default_factory=Counter)
-    _wrong: set[Key] = field(default_factory=set)  # after others
-    _before: dict[Key, list[str]] = field(default_factory=dict)  # whom else that may be due to
+    _before: dict[Key, list[str]] = field(default_factory=dict)  # other suspects
 
     def run(self, keys: list[Key]) -> Iterator[Outcome | Working]:
         """Yield a result or a Death for every key, each once, and meanwhile what a worker is at."""
-        open_keys, racing = dict.fromkeys(keys), self.until < math.inf
-        # Each to be tried in a process of its own.
-        apart = [[key] for key in keys if key in self.retried]
-        while open_keys:
-            apart = [left for keys in apart if (left := [key for key in keys if key in open_keys])]
-            asked = apart[0] if apart else list(open_keys)
+        policy = Policy(dict.fromkeys(keys), self.retried, self.until < math.inf, self.deaths_each)
+        while policy.open:
+            asked = policy.attempt()
             worker = self.runner.worker()
-            attempt, crowded = _Attempt(worker.heartbeat, asked), list[list[Key]]()
-            implied = set[Key]()
+            attempt = _Attempt(worker.heartbeat, asked)
             worker.send(self.request(asked))
             while isinstance(event := (yield from self._next(worker, attempt)), Result):
                 key = attempt.key(event.key)
-                if key is None or key not in open_keys:
+                if key is None or key not in policy.open:
                     continue
-                self._may_retry = True  # it got somewhere
                 status = event.record.status if isinstance(event, CellMeasured) else None
-                if status == "oom" and len(asked) > 1 and attempt.others_ran() and not racing:
-                    crowded.append([key])  # others may not give back what they took
+                verdict = policy.result(key, status, others_ran=attempt.others_ran())
+                if verdict == "wait":
                     continue
-                if status == "incorrect" and key != asked[0] and not racing:
-                    crowded.append([key])  # it may keep something from an earlier case
-                    self._wrong.add(key)
-                    continue
-                if status == "skipped" and any(key[1] == name for [(_, name)] in crowded):
-                    implied.add(key)  # by what may fit: to be asked for again, once that is known
-                    continue
-                if key in self.retried and len(asked) == 1:
-                    event = self._outlived(worker, key, event)
-                elif status == "ok" and key in self._wrong:
-                    self.retried[key] = "incorrect: it keeps something from an earlier case"
-                del open_keys[key]
-                yield key, event
-                if isinstance(event, Death):
+                end = self._outlived(worker, key, event) if verdict == "linger" else event
+                yield key, end
+                if isinstance(end, Death):
+                    policy.deaths[key[1]] += 1
+                    event = end
                     break
-            later = implied.union(*crowded)
-            left = [key for key in asked if key in open_keys and key not in later]
-            apart += crowded
-            at = [key for key in attempt.at(attempt.sign()) if key in left]
-            blamed = left if event is not None and event.of_all else at or left
+            at, others_ran = attempt.at(attempt.sign()), attempt.others_ran()
             if event is not None:
                 if words := worker.line.last_words(3, attempt.sign().printed):
                     event = event._replace(reason=f"{event.reason}: {words}")
-                suspects = [[key] for key in blamed]
-                if racing:
-                    suspects = []
-                elif event.surely:
-                    suspects = [at] if at and attempt.others_ran() else []
-                self._before |= {key: attempt.others(key[1]) for key in at}
+                self._before |= {key: attempt.others(key[1]) for key in at if key in policy.open}
                 self.runner.close()
-                if suspects and len(asked) > len(suspects[0]):
-                    apart = suspects + apart
-                    self.retried |= dict.fromkeys(at, f"{event.status}: {event.reason}")
-                    continue
-                if left and not at and self._may_retry and not event.of_all:
-                    self._may_retry, blamed = False, []
-            else:
-                blamed = left
-            for key in blamed:
-                del open_keys[key]
-                # A worker that ends well and forgets a cell is a defect of ours.
-                yield key, event or Death("error", "the worker finished without a result")
-            if apart:
-                self.runner.close()  # who was suspected may do harm later
-            self._deaths.update({impl for _, impl in blamed})
-            for key in list(open_keys):
-                if self.deaths_each is not None and self._deaths[key[1]] >= self.deaths_each:
-                    del open_keys[key]
-                    yield key, Death("skipped", f"not tried: it ended {self.deaths_each} workers")
+            yield from policy.end(event, at, others_ran=others_ran)
+            if policy.fresh:
+                self.runner.close()
 
     def _outlived(self, worker: Worker, key: Key, result: Result) -> Result | Death:
         """The result of one tried again alone, if its process lives on for a while."""
         if worker.line.ends_within(_LINGER_S):
-            self._deaths[key[1]] += 1
             how = f"{ending(worker.ended() or 0)}, within {_LINGER_S:g} s after it was measured"
             return Death("crashed", f"the process ended, {how}")
         if names := self._before.pop(key, []):
