@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from attnbench.report.shown import Shown
 
 __all__ = ["__version__", "advise", "capture", "get", "load", "report", "sweep"]
-_NO_SETTINGS = ("files", "replace", "root", "other_root", "python", "lent")  # those of the gate
+_NO_SETTINGS = ("files", "replace", "root", "other_root", "python", "lent", "model")
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
@@ -91,7 +91,7 @@ def sweep(
     from attnbench.base.registry import require
     from attnbench.execution import process, session
     from attnbench.execution.events import follow
-    from attnbench.planning.models import asked_sweeps
+    from attnbench.planning.models import asked_sweeps, model_sizes
     from attnbench.planning.plan import Axes
 
     given, calls = _asked(axes, impls, model, step, tokens, case, cases)
@@ -100,7 +100,8 @@ def sweep(
     known = [name for name in process.Settings.__dataclass_fields__ if name not in _NO_SETTINGS]
     require("setting", settings, known, "settings={…}")
     own = tuple(str(Path(file).resolve()) for file in _several(files))
-    chosen = process.Settings(files=own, **settings)
+    around = model_sizes(calls["model"], given["workload"])
+    chosen = process.Settings(files=own, model=around, **settings)
     if chosen.threads:
         raise UsageError("the number of threads is an axis: sweep(threads=(1, 2))")
     options = {**settings, "files": own, "baseline": baseline, **calls, **given}

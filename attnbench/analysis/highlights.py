@@ -96,6 +96,7 @@ def share_sentence(rows: pd.DataFrame) -> str:
     where = place(case.iloc[0], _PLACE, rows)
     takes = f"{where}: of the layer's time attention takes {', '.join(parts)}"
     rest = "projections" + " and positions" * (case["position"].iloc[0] != "none")
+    rest += " and the cache" * (case["workload"].iloc[0] == "decode")
     return f"{takes}; {rest} take the rest."
 
 

@@ -102,6 +102,8 @@ def _asides(record: Record) -> Iterator[str]:
             f"{disturbed} of {len(kept)} samples interrupted for {100 * taken:.0f} % of their time:"
             " CPU time is used instead of wall time"
         )
+    if note := metrics.get("model_note"):
+        yield note
     if (full := metrics.get("full_speed_share", 1.0)) < FULL_SPEED_SHARE:
         yield f"the core ran at its full speed only {100 * full:.0f} % of the time"
     if (stolen := metrics.get("stolen_share") or 0.0) > STEAL_SHARE:

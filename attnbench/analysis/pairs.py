@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from msgspec import structs
@@ -50,8 +50,32 @@ def samples_by_round(record: Record) -> dict[Round, Sample]:
 
 def core_times(record: Record) -> CellTimes | None:
     """As `cell_times`, of the attention alone in a layer; None where it was not timed."""
-    alone = [structs.replace(s, time_us=s.core_us, cpu_us=None) for s in record.kept if s.core_us]
-    return cell_times(replace(record, samples=(*alone,))) if alone else None
+    return _part_times(record, [s.core_us for s in record.kept])
+
+
+def step_times(record: Record, *, head: bool = True) -> CellTimes | None:
+    """As `cell_times`, of a layer with its MLP, and its part of the `head` if that is timed.
+
+    None where there is no MLP, or none was timed.
+    """
+    share = record.cell.case.layers / record.metrics.get("model_layers", 1)
+    share *= head and any(s.head_us for s in record.kept)
+    times_us = [
+        s.own_us + s.mlp_us + share * (s.head_us or 0.0)
+        if s.mlp_us and (s.head_us or not share)
+        else None
+        for s in record.kept
+    ]
+    return _part_times(record, times_us)
+
+
+def _part_times(record: Record, times_us: Sequence[float | None]) -> CellTimes | None:
+    timed = [
+        structs.replace(s, time_us=us, cpu_us=None)
+        for s, us in zip(record.kept, times_us, strict=True)
+        if us
+    ]
+    return cell_times(replace(record, samples=(*timed,))) if timed else None
 
 
 def ratio(above: Record, below: Record) -> tuple[float, Interval | None]:

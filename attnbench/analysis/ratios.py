@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from attnbench.analysis.columns import TableRow
-from attnbench.analysis.pairs import CellTimes, core_times, paired, unpaired
+from attnbench.analysis.pairs import CellTimes, core_times, paired, step_times, unpaired
 from attnbench.base import units
 from attnbench.base.registry import require
 from attnbench.store.runs import Run
@@ -32,7 +32,8 @@ def set_ratios(rows: Sequence[TableRow], baseline: str) -> list[TableRow]:
     """Fill in the `ratios` of each row; return the rows best first within case and device model.
 
     `speedup` is the baseline's time / that of the row, `behind` the row's time / that of the first
-    row whose time can be right, `core_share` the time of a layer's attention / the row's. Rows are
+    row whose time can be right, `core_share` and `step_share` the time of a layer's attention /
+    that of the layer, or of its part of the step. Rows are
     in the order of `speedup` where all that have a time have one, else of their times; those
     without a time come last.
     """
@@ -52,6 +53,8 @@ def set_ratios(rows: Sequence[TableRow], baseline: str) -> list[TableRow]:
         for row in timed:
             if row.times and (alone := core_times(row.record)):
                 row.ratios |= _ratio("core_share", alone, row.times)[0]
+                if step := step_times(row.record):
+                    row.ratios |= _ratio("step_share", alone, step)[0]
             if leader and leader.times and row.times:
                 row.ratios |= _ratio("behind", row.times, leader.times)[0]
         found += [*timed, *(row for row in own if not row.times)]

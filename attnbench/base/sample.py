@@ -77,7 +77,8 @@ class Sample(Batch, frozen=True, kw_only=True, array_like=True, gc=False):
     `process` numbers the fresh processes of a cell. `discarded` says why the sample does not count,
     and `discard_code` is that as a value; None for the others. It is kept, not dropped. One that
     counts for want of better ones says in `kept_despite` what it would have been discarded for.
-    `core_us` is the time of the attention alone in the same round, where a layer was timed.
+    `core_us` is the time of the attention alone in the same round, where a layer was timed;
+    `mlp_us` and `head_us` that of a model's MLPs beside it, one a layer, and of its head.
     """
 
     round: Count
@@ -90,3 +91,5 @@ class Sample(Batch, frozen=True, kw_only=True, array_like=True, gc=False):
     probe_us: float | None = None
     kept_despite: DiscardCode | None = None
     core_us: Time | None = None
+    mlp_us: Time | None = None
+    head_us: Time | None = None

@@ -102,7 +102,7 @@ def _request(options: dict[str, Any], ray: str | None) -> SweepRequest:
     """What was asked for: the preset, and above it whatever stands on the command line."""
     from attnbench.execution.process import Settings
     from attnbench.execution.session import SweepRequest
-    from attnbench.planning.models import asked_sweeps
+    from attnbench.planning.models import asked_sweeps, model_sizes
     from attnbench.planning.plan import Axes
     from attnbench.planning.presets import PRESETS, Preset
 
@@ -127,6 +127,7 @@ def _request(options: dict[str, Any], ray: str | None) -> SweepRequest:
             timeout_s=options["timeout"],
             prune=not options["no_prune"],
             allocator=options["allocator"] or preset.allocator,
+            model=model_sizes(options["model"], options["workload"]),
             **{name: options[name] for name in taken},
         ),
         output=options["output"],

@@ -16,7 +16,7 @@ from attnbench.errors import StoreError, UsageError
 from attnbench.execution.process import Settings
 from attnbench.planning.advice import beside, by_share, kernels_alone
 from attnbench.planning.forecast import Forecast
-from attnbench.planning.models import asked_sweeps
+from attnbench.planning.models import asked_sweeps, model_sizes
 from attnbench.planning.plan import Axes, Job, Plan, jobs_of, reads_cache
 from attnbench.schema.record import Cell, Record
 from attnbench.store.runs import load_run
@@ -49,11 +49,12 @@ def request(
         )
         for a in sweeps
     ]
-    layers: tuple[Axes, ...] = ()
+    layers, model = tuple[Axes, ...](), None
     if calls["model"] and not axes["workload"]:
         workload = "decode" if calls["step"] == "decode" else "layer"
         with contextlib.suppress(UsageError):  # a layer that has no case, as of latents
             layers, _ = asked_sweeps((), {**axes, "workload": workload, "impls": None}, **calls)
+            model = model_sizes(calls["model"], workload)
     extra = [*beside(sweeps), *(a.having(impls=(DEFAULT,), count=0, step="") for a in layers)]
     given = {n: str(x) if isinstance(x, Path) else x for n, x in {**calls, **axes}.items() if x}
     return SweepRequest(
@@ -61,6 +62,7 @@ def request(
         settings=Settings(
             ceilings="none", precision=1e-9, max_time_s=budget_s, race_s=budget_s, kept=(DEFAULT,),
             files=tuple(str(Path(file).resolve()) for file in files), reference_s=budget_s / 10,
+            model=model,
             **settings,
         ),
         options={"command": "advise", "budget_s": budget_s, **given}, **more,

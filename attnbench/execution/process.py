@@ -27,6 +27,7 @@ from attnbench.base.units import parse_memory
 from attnbench.errors import AttnbenchError, UsageError
 from attnbench.machine.host import OURS, POOLS, AllocatorPolicy, allocator_variables
 from attnbench.schema.messages import Event, Heartbeat, WorkerConfig
+from attnbench.schema.model import ModelSizes
 
 Count = Annotated[int, Meta(ge=1)]
 Positive = Annotated[float, Meta(gt=0, le=1e9)]
@@ -42,8 +43,8 @@ class Settings:
     `threads` are those of a process, but for a sweep's, whose cases say; its runner then gives
     `library_threads` to libraries beside torch [1]. `processes` is how many fresh ones measure each
     cell; `energy` asks for joules a call, too.
-    With `race_s` and `kept` cells race, and a check keeps to `reference_s`, as `messages.Measure`
-    has it.
+    With `race_s` and `kept` cells race, a check keeps to `reference_s`, and what a `model` has
+    around attention is timed, as `messages.Measure` has it.
     With `replace` the files may take the names of installed implementations. With `root` they are
     those of one of two versions of a repository, and import nothing from `other_root`. Another
     `python` than this one finds attnbench in the folder `lent`.
@@ -70,6 +71,7 @@ class Settings:
     race_s: Positive | None = None
     reference_s: Positive | None = None
     kept: tuple[str, ...] = ()
+    model: ModelSizes | None = None
     prune: bool = True  # leave out what is larger than what ran out of memory
     allocator: AllocatorPolicy = "settled"  # how glibc hands memory out, on a CPU
     replace: bool = False

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
@@ -127,7 +127,7 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
             "attnbench": __version__,
             **commit_of(Path.cwd()),
             "options": request.options,
-            "settings": asdict(request.settings),
+            "settings": msgspec.to_builtins(request.settings),
             "files": {file: digest(Path(file)) for file in request.settings.files},
             "environment": catalogue.environment,
             "implementations": msgspec.to_builtins(catalogue.implementations),

@@ -126,8 +126,9 @@ class Forecast:
             self.sums[other][1] += math.log1p(1 / len(together))
         together.append(_kind(record.cell))
         reference_s = spent_s["reference"] * len(together)
-        samples_s = spent_s["samples"] * min(1.0, (self.rounds or count) / count) + spent_s["core"]
-        around_s = sum(spent_s.values()) - sum(spent_s[x] for x in ("reference", "samples", "core"))
+        parts_s = sum(spent_s[name] for name in ("core", "mlp", "head"))
+        samples_s = spent_s["samples"] * min(1.0, (self.rounds or count) / count) + parts_s
+        around_s = sum(spent_s.values()) - spent_s["reference"] - spent_s["samples"] - parts_s
         call_s = statistics.median(sample.e2e_us for sample in record.kept) * case.units * 1e-6
         expected_s = [_by_sizes(case)[0], *_stages(case, call_s, timing or self.timing)[0]]
         took_s = [call_s, reference_s, around_s, samples_s]

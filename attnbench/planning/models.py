@@ -19,10 +19,13 @@ from attnbench.errors import UsageError
 from attnbench.planning.caselist import is_captured, listed
 from attnbench.planning.plan import Axes, expand, overridden
 from attnbench.schema.case import Case
+from attnbench.schema.model import ModelSizes
 from attnbench.schema.position import parse_position
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-ARCHITECTURES, ROPE, MODELS = (_TABLE[name] for name in ("architectures", "rope", "models"))
+ARCHITECTURES, ROPE, MODELS, ACTIVATIONS = (
+    _TABLE[name] for name in ("architectures", "rope", "models", "activations")
+)
 _NEEDED = ("hidden_size", "num_attention_heads", "num_hidden_layers")
 STEPS = ("prefill", "decode", "train")
 _FULL, _SLIDING = "full_attention", "sliding_attention"  # as layer_types has them
@@ -91,6 +94,39 @@ def calls_of(model: str) -> tuple[list[tuple[str, int, Case]], str]:
             sweeps, left_out = asked_sweeps((), {}, model=model, step=step)
             calls += [(of.step, of.count, case) for of in sweeps for case in expand(of, "cpu")]
     return calls, left_out  # training leaves out what the others do, and dropout
+
+
+def model_sizes(model: str | None, workload: str | None) -> ModelSizes | None:
+    """What stands around attention in a model, for the workloads that time it; None of others.
+
+    Raises:
+        UsageError: its config.json contradicts itself, or is of another architecture.
+    """
+    if model is None or workload not in ("layer", "decode"):
+        return None
+    row, arch = _known(_config(model))
+    experts = row.num_local_experts or row.num_experts or row.n_routed_experts or 1
+    of_expert = row.moe_intermediate_size if experts > 1 else None
+    inner, vocab = of_expert or row.intermediate_size, row.vocab_size
+    usual = "gelu" if "encoder" in arch else "silu"
+    act, notes = row.hidden_activation or row.hidden_act or usual, []
+    if not inner or act not in ACTIVATIONS:
+        lacks = f"no activation {act:.60}" if inner else "no intermediate_size"
+        notes.append(f"MLP not timed: {lacks}")
+        inner = 0
+    if "encoder" in arch:
+        vocab = 0
+    elif not vocab:
+        notes.append("head not timed: no vocab_size")
+    if experts > 1 and (dense := int(row.first_k_dense_replace or 0)):
+        notes.append(f"the first {dense} of its layers, without experts, are taken as the others")
+    return ModelSizes(
+        layers=_given(row, "num_hidden_layers"), inner=inner, gated="encoder" not in arch,
+        activation=ACTIVATIONS.get(act, "silu"), experts=experts,
+        chosen=row.num_experts_per_tok or 1,
+        shared=int(row.n_shared_experts or 0) * inner if experts > 1 else 0,
+        vocab=vocab or 0, notes=tuple(notes),
+    )  # fmt: skip
 
 
 def _sweeps(outer: Row, step: str | None, tokens: Any, workload: str) -> tuple[list[Axes], str]:

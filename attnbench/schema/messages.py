@@ -13,6 +13,7 @@ import msgspec
 
 from attnbench.base.parameters import Parameter
 from attnbench.schema.case import Case, Device
+from attnbench.schema.model import ModelSizes
 from attnbench.schema.profile import Profile as CellProfile
 from attnbench.schema.record import Cell, Record, Status
 
@@ -121,7 +122,7 @@ class Measure(_Message, frozen=True, kw_only=True):
     known well; others are dropped if one call of theirs is far slower, and timed no further once
     they are decided. Timing ends after `race_s` seconds, all else after `limit_s`.
     `reference_s` is how long the references of a case may take: of one that takes longer a part is
-    checked.
+    checked. Of a `model` its MLP and head are timed beside each layer.
     """
 
     groups: tuple[tuple[tuple[Case, tuple[str, ...]], ...], ...]
@@ -137,6 +138,7 @@ class Measure(_Message, frozen=True, kw_only=True):
     limit_s: float | None = None
     reference_s: float | None = None
     kept: tuple[str, ...] = ()
+    model: ModelSizes | None = None
     oom: tuple[Cell, ...] = ()
 
 

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -27,16 +28,18 @@ from attnbench.measure.sampling import StoppingRule, Target, forget_compiled, un
 from attnbench.measure.sensor import GpuSensor, measure_energy, power_state
 from attnbench.measure.watch import CounterMarks, Reading, Watch, most_slope, page_fault_us, speeds
 from attnbench.schema.messages import Measure
+from attnbench.schema.model import ModelSizes
 from attnbench.schema.record import Cell, Record
 from attnbench.worker.catalogue import is_built_in
 from attnbench.worker.checking import Entry, Reporter, check_twice, measure_distances
 from attnbench.worker.inputs import Draw, Tensors
+from attnbench.worker.model import Part, call_of, work_of
 from attnbench.worker.reference import DroppedError
 from attnbench.worker.screening import Screening
 from attnbench.worker.trial import Trial, classify
 from attnbench.worker.workloads import WORKLOADS
 
-CORE = " alone"  # behind a cell's key: its core without the layer
+PART_SHARE = 0.05  # of the time there is, which a call of MLP or head may take before it is cut
 RACE_WARM_S = 0.1  # in a race, whose rounds go on for long, they are not to wait for calm
 
 
@@ -46,6 +49,7 @@ class Instruments:
 
     `sensor` is what the GPU says of itself, None on CPU; `energy` asks for joules a call; a `race`
     ends the timing of what is decided. `reference_s` is how long the references of a case may take.
+    MLP and head of the `model` are timed beside each layer.
     """
 
     rule: StoppingRule
@@ -56,6 +60,7 @@ class Instruments:
     energy: bool = False
     race: Race | None = None
     reference_s: float | None = None
+    model: ModelSizes | None = None
 
     @classmethod
     def of(cls, request: Measure, device: str) -> Instruments:
@@ -78,6 +83,7 @@ class Instruments:
             if timing_s is None
             else Race(timing_s=timing_s, limit_s=request.limit_s or timing_s, kept=request.kept),
             reference_s=request.reference_s,
+            model=request.model,
             clock=clock,
             watch=Watch(sensor=sensor),
             seed=request.seed,
@@ -140,30 +146,32 @@ def _measure_together(entries: list[Entry], instruments: Instruments, reporter: 
     # memory runs out; then it is given back to the driver, while something is timed.
     torch.cuda.empty_cache()
     targets: dict[str, Target] = {}
+    whole: dict[str, str] = {}  # by the key of a part that of its cell
+    parts: dict[str, Parts] = {}
     heads: dict[int, Tensors] = {}  # of each case, those that all its layers make
+    weights: Tensors = {}
     for key, trial in trials.items():
         bound = trial.bound
         assert bound is not None
         targets[key] = Target(
             call=bound.call, grad=bound.grad, units=bound.units, last_call_s=trial.last_call_s
         )
-        with contextlib.suppress(RuntimeError, MemoryError):  # without the memory for it
-            if bound.core:
-                core = bound.core(heads.setdefault(indices[key], {}))
-                targets[key + CORE] = Target(call=core, grad=bound.grad, part_of=targets[key])
+        reporter.at(indices[key], trial.impl.name, "parts")
+        parts[key] = _parts(trial, targets[key], instruments, heads, indices[key], weights)
+        for name, (part, _) in parts[key].items():
+            targets[f"{key} {name}"], whole[f"{key} {name}"] = part, key
+    weights.clear()  # what is timed holds its own
     marks = CounterMarks.now()
     over: list[str] = []
 
     def at(key: str, stage: str) -> None:
-        key = key.removesuffix(CORE)
+        key = whole.get(key, key)
         reporter.at(indices[key], trials[key].impl.name, stage)
 
     def emit(key: str) -> None:
         together = [target for target in targets.values() if target.part_of is None]
         record = timed_record(trials.pop(key), targets[key], together, instruments, marks)
-        if (core := targets.get(key + CORE)) and record.samples:
-            record = with_core(record, core)
-        reporter.record(indices[key], record)
+        reporter.record(indices[key], with_parts(record, parts.pop(key)))
 
     def finished(key: str) -> None:
         if key not in trials:
@@ -178,7 +186,7 @@ def _measure_together(entries: list[Entry], instruments: Instruments, reporter: 
         instruments.rule,
         watch=instruments.watch,
         before_sample=at,
-        after_sample=lambda key: trials[key.removesuffix(CORE)].restore_settings(),
+        after_sample=lambda key: trials[whole.get(key, key)].restore_settings(),
         finished=finished,
         race=instruments.race,
     ).run(instruments.seed)
@@ -188,12 +196,55 @@ def _measure_together(entries: list[Entry], instruments: Instruments, reporter: 
         state.settle()
 
 
-def with_core(record: Record, core: Target) -> Record:
-    """The record with the time of all its layers' cores in the round of each sample."""
-    kept = [sample for sample in core.samples if sample.discarded is None]
-    core_us = {s.round: record.cell.case.layers * s.own_us for s in kept}
-    samples = [structs.replace(s, core_us=core_us.get(s.round)) for s in record.samples]
-    spent_s = record.spent_s | {"core": round(core.warm_s + core.spent_s, 6)}
+Parts = dict[str, tuple[Target, float]]  # by name, and how many times each makes up the whole
+
+
+def _parts(
+    trial: Trial, whole: Target, instruments: Instruments, heads: dict[int, Tensors], index: int,
+    weights: Tensors,
+) -> Parts:  # fmt: skip
+    """What is timed beside a layer: its core, and the MLP and the head of the model.
+
+    Where one call of these would take much of the time, part of it is timed; a metric says so.
+    """
+    bound, case, sizes, found = trial.bound, trial.case, instruments.model, Parts()
+    assert bound is not None
+    target = partial(Target, grad=bound.grad, part_of=whole, units=case.query_tokens)
+    with contextlib.suppress(RuntimeError, MemoryError):  # without the memory for it
+        if bound.core:
+            found["core"] = target(call=bound.core(heads.setdefault(index, {}))), case.layers
+    if sizes is None or case.workload not in ("layer", "decode"):
+        return found
+    notes, race = list(sizes.notes), instruments.race
+    limit_s = PART_SHARE * (race.left_s if race else instruments.rule.max_time_s)
+    names: dict[Part, int] = {"mlp": case.layers * bool(sizes.inner), "head": bool(sizes.vocab)}
+    for name, count in ((name, count) for name, count in names.items() if count):
+        try:
+            with torch.set_grad_enabled(bound.grad):
+                work, share, words = work_of(name, sizes, case, cut=True)
+                call = call_of(name, sizes, case, work, weights)
+                call_us = instruments.clock.batch(call, 1).e2e_us if share < 1 else 0.0
+                if call_us * 1e-6 / share > limit_s:
+                    notes.append(f"{name} timed on {words}")
+                elif share < 1:
+                    work, share, _ = work_of(name, sizes, case, cut=False)
+                    call = call_of(name, sizes, case, work, weights)
+            found[name] = target(call=call), count / share
+        except (RuntimeError, MemoryError) as err:
+            notes.append(f"{name} not timed: its weights take {err}")
+    trial.metrics |= {"model_layers": sizes.layers, "model_note": "; ".join(notes) or None}
+    return found
+
+
+def with_parts(record: Record, parts: Parts) -> Record:
+    """The record with the times of its parts, those of all its layers, in each sample's round."""
+    if not record.samples:
+        return record
+    samples, spent_s = list(record.samples), dict(record.spent_s)
+    for name, (part, times) in parts.items():
+        us = {s.round: times * s.own_us for s in part.samples if s.discarded is None}
+        samples = [structs.replace(s, **{f"{name}_us": us.get(s.round)}) for s in samples]
+        spent_s[name] = round(part.warm_s + part.spent_s, 6)
     return replace(record, samples=tuple(samples), spent_s=spent_s)
 
 

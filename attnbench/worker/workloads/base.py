@@ -38,7 +38,8 @@ class Bound:
     `call()` is what is timed; `named(result)` names the tensors it returned; `refresh()` redoes
     what was prepared from the inputs (a graph, a cache) after they were overwritten in place.
     `grad` says whether the call needs autograd; a call does `units` units of work (tokens). Of a
-    layer `core(heads)` gives the call of its attention alone, on `heads`, which it makes if empty.
+    layer, or a step, `core(heads)` gives the call of its attention alone; `heads` keeps what all
+    implementations can share.
     """
 
     call: Callable[[], Any]

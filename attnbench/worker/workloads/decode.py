@@ -178,6 +178,21 @@ class Generate:
         """The output of every layer for the new tokens of each step."""
         return [step() for step in self.steps]
 
+    def core(self, _: Tensors) -> Callable[[], Any]:
+        """The core's call in the middle step, on what the first layer gives it."""
+        given: list[Callable[[], Any]] = []
+
+        def noted(core: Callable[..., torch.Tensor], *q_k_v: torch.Tensor) -> torch.Tensor:
+            given.append(functools.partial(core, *q_k_v))
+            return core(*q_k_v)
+
+        with torch.no_grad():
+            for number, step in enumerate(self.steps):
+                end, core, last = step.args
+                middle = number == len(self.steps) // 2
+                self._step(end, functools.partial(noted, core) if middle else core, last)
+        return given[0]
+
     def _step(self, end: int, core: Callable[..., torch.Tensor], last: bool) -> torch.Tensor:
         outputs, together = [], self._together
         for number, layer in enumerate(self._layers):
@@ -281,6 +296,7 @@ class _Decode(Workload):
             refresh=generate.refresh,
             grad=False,
             units=case.new_tokens or 1,
+            core=generate.core,
         )
 
     def plain(
