@@ -12,7 +12,7 @@ from msgspec import structs
 
 import attnbench
 from attnbench.analysis import table
-from attnbench.analysis.advice import advices, changes
+from attnbench.analysis.advice import advices, changes, shares
 from attnbench.base import units
 from attnbench.errors import StoreError, UsageError
 from attnbench.execution import advising, session
@@ -121,6 +121,57 @@ def test_a_step_is_the_sum_of_its_calls_and_names_them(tmp_path):
     assert re.search(r"decode: all calls spend 3\.0\d ms in attention with sdpa", text)
     assert "saves 16.7 % of that" in text  # 500 of 3000 µs: the long call is kept
     assert "10 × decode S=1000" in text
+
+
+def around(us: float, core_us: float, mlp_us: float, process: int = 0) -> Record:
+    """The layer around `CALL`, and half as much head as MLP for each of two layers."""
+    case = Case(workload="decode", heads=8, kv_heads=2, seq_len=1000, kv_len=1000, new_tokens=1)
+    record, parts = timed("sdpa", us, case, model_layers=2), {"core": core_us, "mlp": mlp_us}
+    parts["head"] = mlp_us
+    samples = [
+        structs.replace(
+            s, process=process, **{f"{n}_us": x * s.time_us / us for n, x in parts.items()}
+        )
+        for s in record.samples
+    ]
+    return replace(record, samples=tuple(samples), process=process)
+
+
+def test_a_change_saves_its_share_of_the_step_with_mlp_and_head(tmp_path):
+    records = [timed("sdpa", 100.0), timed("naive", 50.0), around(300.0, 100.0, 200.0)]
+    run, _ = advice_of(tmp_path, *records, steps={"decode": {CALL.case_id: 2}})
+    text = " ".join(rendered(document(run)).split())
+    assert re.search(
+        r"With sdpa attention is 20 % \[.*\] of a layer \(projections 40 %, MLP 40 %", text
+    )
+    saved = re.search(r"16.7 % \[.*\] of the step; the change saves (8.3) % \[(.*)–(.*) %\]", text)
+    assert saved
+    assert float(saved[2]) < 8.3 < float(saved[3]), "with the errors of share and of ratio"
+    assert "nothing you choose" not in text
+
+
+def test_the_range_of_a_share_holds_both_processes(tmp_path):
+    records = [timed("sdpa", 100.0), timed("naive", 50.0)]
+    records += [around(300.0, 100.0, 200.0), around(300.0, 120.0, 200.0, process=1)]
+    run, _ = advice_of(tmp_path, *records, steps={"decode": {CALL.case_id: 2}})
+    found = shares(run, CALL)
+    assert found
+    assert found.step[1] < 1 / 6 < found.step[0] < 1 / 5 < found.step[2]  # type: ignore[operator]
+
+
+def test_attention_that_is_little_of_a_step_is_said_first(tmp_path):
+    records = [timed("sdpa", 100.0), timed("naive", 50.0), around(300.0, 100.0, 2000.0)]
+    run, _ = advice_of(tmp_path, *records, steps={"decode": {CALL.case_id: 2}})
+    text = " ".join(rendered(document(run)).split())
+    first = "Attention is 3 % of this step: nothing you choose here saves more than that."
+    assert text.index(first) < text.index("naive is 2.00 times as fast")
+
+
+def test_a_model_whose_step_was_not_timed_says_so(tmp_path):
+    settings = {"model": {"layers": 2, "inner": 64, "vocab": 8}}
+    run, _ = advice_of(tmp_path, timed("sdpa", 100.0), timed("naive", 50.0), settings=settings)
+    text = " ".join(rendered(document(run)).split())
+    assert "attention takes of the step is unknown: no layer around it was timed; give a" in text
 
 
 def test_what_another_way_of_calling_sdpa_saves(tmp_path):

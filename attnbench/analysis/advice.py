@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from attnbench.analysis.leads import number_of
-from attnbench.analysis.pairs import cell_times, decided
+from attnbench.analysis.pairs import cell_times, core_times, decided, ratio_of, step_times
 from attnbench.analysis.table import Ratio, time_ratio
 from attnbench.analysis.times import time_us
 from attnbench.base.stats import CLOSE, median
@@ -173,15 +172,14 @@ def _judged(
     if other is None:
         return (1.0, 1.0, 1.0), "keep"
     ratios = [time_ratio(run, of[DEFAULT], of[other]) for of in processes]
-    value = median([ratio[0] or 0.0 for ratio in ratios])
-    ends = [end for ratio in ratios for end in ratio[1:] if end is not None]
-    if len(ends) < 2 * len(ratios):  # few slow calls; all of them may agree
+    value, low, high = envelope(ratios)
+    assert value is not None
+    if low is None or high is None:  # few slow calls; all of them may agree
         mine, theirs = (cell_times(processes[0][name]).rounds_us for name in (DEFAULT, other))
         least = min(
             [us / theirs[place] for place, us in mine.items() if place in theirs], default=0
         )
         return (value, None, None), "likely" if least > CLEAR else "open"
-    low, high = min(ends), max(ends)
     if low > 1 and value > LITTLE:
         return (value, low, high), "switch" if confirmed else "likely"
     return (value, low, high), "keep" if high <= CLEAR else "open"
@@ -274,14 +272,57 @@ def packed(run: Run, frame: pd.DataFrame, padded: Advice) -> Iterator[Change]:
                 yield Change(case=case, slower=keys[0][1], faster=keys[1][1], ratio=ratio)
 
 
-def layer_share(run: Run, frame: pd.DataFrame, advice: Advice) -> float | None:
-    """Time of the default's call / that of the layer around it, if the run has that."""
-    case = advice.case
-    same = (frame["impl"] == DEFAULT) & frame["workload"].isin(("layer", "decode"))
-    for name in ("device", "dtype", "pass", "batch", "heads", "kv_heads", "head_dim"):
-        same &= frame[name] == case.to_json()[name]
-    same &= frame["seq_len"] == (case.kv_len if case.seq_len == 1 else case.seq_len)
-    if not same.any() or advice.default is None:
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """What the default's call takes of a layer with its MLP, and of the step; how long parts take.
+
+    Intervals hold those of each process. `note` says what was left out.
+    """
+
+    layer: Ratio
+    step: Ratio
+    parts_us: Mapping[str, float]
+    note: str
+
+
+def shares(run: Run, call: Case) -> Shares | None:
+    """What a call takes, if the run has the layer around it; None without an MLP."""
+    of_layer, of_step, parts_us, note = list[Ratio](), list[Ratio](), dict[str, float](), ""
+    for part in run.parts:
+        if not (part.samples and part.cell.impl == DEFAULT and _around(part.cell.case, call)):
+            continue
+        core, layer, step = core_times(part), step_times(part, head=False), step_times(part)
+        if core and layer and step:
+            of_layer.append(_flat(ratio_of(core, layer)))
+            of_step.append(_flat(ratio_of(core, step)))
+            sums = [0.0, core.time_us, cell_times(part).time_us, layer.time_us, step.time_us]
+            names = ("attention", "projections", "MLP", "head")
+            parts_us = {n: max(0.0, b - a) for n, a, b in zip(names, sums, sums[1:], strict=False)}
+            note = part.metrics.get("model_note") or ""
+    if not of_step:
         return None
-    share, time_us = (number_of(frame[same].iloc[0], name)[0] for name in ("core_share", "time_us"))
-    return share or (time_us and min(1.0, float(advice.default["time_us"]) / time_us))
+    return Shares(
+        layer=envelope(of_layer), step=envelope(of_step), parts_us=parts_us, note=note
+    )  # fmt: skip
+
+
+def _flat(ratio: tuple[float, tuple[float, float] | None]) -> Ratio:
+    return ratio[0], *(ratio[1] or (None, None))
+
+
+def envelope(ratios: Sequence[Ratio]) -> Ratio:
+    """The median, and an interval that holds all of theirs; without one where they lack one."""
+    value, ends = median([ratio[0] or 0.0 for ratio in ratios]), [x for r in ratios for x in r[1:]]
+    known = [end for end in ends if end is not None]
+    return (value, min(known), max(known)) if len(known) == len(ends) else (value, None, None)
+
+
+def _around(layer: Case, call: Case) -> bool:
+    names = ("device", "dtype", "pass_", "batch", "heads", "kv_heads", "head_dim")
+    keys = call.kv_len if call.seq_len == 1 else call.seq_len
+    return (
+        layer.workload in ("layer", "decode")
+        and all(getattr(layer, name) == getattr(call, name) for name in names)
+        and (layer.seq_len == keys or layer.mask.text == f"window:{keys}")
+        and (call.seq_len == 1 or layer.mask == call.mask)
+    )

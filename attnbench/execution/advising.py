@@ -141,7 +141,8 @@ def racing(
         return [replace(job, process=1) for job in jobs_of(_to_confirm(seen))]
 
     turns: list[tuple[float, Callable[[], list[Job]]]]
-    turns = [(_FIRST, lambda: calls), (1.0, again), (1.0, lambda: others)]
+    turns = [(_FIRST, lambda: calls), (_FIRST, again), (_FIRST, lambda: others)]
+    turns.append((1.0, lambda: [replace(job, process=1) for job in others if _layer(job)]))
     for share, waiting in turns:
         for job, seconds in by_share(waiting(), forecast, lambda: left_s() - _START_S, counts):
             now = time.perf_counter()
@@ -149,6 +150,10 @@ def racing(
                 yield replace(job, timed_until=now + share * seconds, until=now + seconds)
             elif not job.process:
                 declined |= {case.case_id: round(_START_S - seconds, 3) for case, _ in job.cases}
+
+
+def _layer(job: Job) -> bool:
+    return job.cases[0][0].workload in ("layer", "decode")
 
 
 def _to_confirm(seen: Sequence[Record]) -> Iterator[Cell]:

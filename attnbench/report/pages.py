@@ -97,6 +97,10 @@ CANDIDATES = FigureKind(
     reading="How many times as fast as the default each candidate is, in rounds that both were"
     " timed in; whiskers are 95 % intervals. Right of the dashed line it is faster.",
 )  # fmt: skip
+PARTS = FigureKind(
+    name="parts", title="Parts of a step",
+    reading="What attention, projections, MLP and head take of a step, with sdpa.",
+)  # fmt: skip
 MOST_CALLS = 12  # panels
 
 
@@ -144,6 +148,30 @@ def draw_candidates(default: str, calls: Sequence[Call], folder: Path) -> list[P
     sketch = Sketch(kind=CANDIDATES, draw=draw, alt=texts, left_out=left_out)
     with figures.styled():
         return [sketch.save(folder)]
+
+
+def draw_parts(steps: Sequence[tuple[str, Mapping[str, float]]], folder: Path) -> list[Picture]:
+    """Draw a bar for each step: the time of its parts, by name, of which there is one a layer."""
+    rows = steps[:MOST_CALLS]
+
+    def draw(size: Size) -> Figure:
+        labels = [[Row(name, "", figures.INK) for name, _ in rows]]
+        figure, [ax] = figures.row_panels(labels, size, figures.WIDE)
+        for y, (_, parts) in enumerate(rows):
+            left = 0.0
+            for shade, (part, us) in zip((1.0, 0.6, 0.35, 0.15), parts.items(), strict=True):
+                share, name = us / sum(parts.values()), part if y == 0 else None
+                ax.barh(y, share, left=left, height=0.6, color="C0", alpha=shade, label=name)
+                left += share
+        ax.set_xlim(0, 1)
+        ax.set_xlabel("share of the step")
+        ax.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
+        return figure
+
+    alt = [f"{step}, {part}: {written.value(Value(us, 'us'))}" for step, of in rows
+           for part, us in of.items()]  # fmt: skip
+    with figures.styled():
+        return [Sketch(kind=PARTS, draw=draw, alt=alt).save(folder)]
 
 
 def draw_for_paper(

@@ -39,6 +39,7 @@ COSTS = (
 )
 PACKING = "Cut keys leave the queries of padding: packing is what cuts these."
 ELSEWHERE = "This was measured there, not here: the best choice on this machine may differ."
+SMALL = 0.1  # of a step: what attention takes is said first
 SAID = 4  # calls in sentences; all are in the table
 
 
@@ -79,7 +80,7 @@ def document(
         about=[*[ELSEWHERE] * (not here), *_sentences(run, frame, found, asked),
                *[pages] * bool(pages), " · ".join(sweep.head(run, own))],
         sections=[
-            doc.Section("Which attention", [*_table(found), *_figure(found)]),
+            doc.Section("Which attention", [*_table(found), *_figure(run, found)]),
             doc.Section("What to change", list(_words(found))),
             doc.Section("Without another kernel", list(_changes(run, found))),
             doc.Section("Padded or packed", list(sweep.packed(run, own))),
@@ -140,6 +141,9 @@ def _sentences(
         long = f"{units.digits(part.metrics['lost_by'])} times as long"
         yield f"Until it was interrupted, {part.cell.impl} took {long} as {ahead}."
     for each in sorted(found, key=lambda a: analysis.WORST_FIRST.index(a.verdict))[:SAID]:
+        small, shares = _shares(run, each)
+        if small:
+            yield from shares
         yield f"{_name(each, found)}: {_sentence(each)}."
         for other in each.rows[each.rows["impl"].isin(each.uneven)].to_dict("records"):
             yield f"Not advised: {other['impl']}: {str(other['notes']).partition(';')[0]}."
@@ -147,13 +151,8 @@ def _sentences(
         for change in analysis.packed(run, frame, each):
             text = against(change.faster, f"{change.slower} padded", change.ratio)
             yield f"{_name(each, found)}, packed as {change.case.mask.text}: {text}. {PACKING}"
-        share = None if each.lacks else analysis.layer_share(run, frame, each)
-        if share is not None and each.verdict == "switch":
-            yield doc.sentence(
-                f"With {DEFAULT} the call is {{share}} of its layer's time: the change saves"
-                " {saved} of the layer's time ({low} to {high}).",
-                share=doc.Value(share, "share"), **_saved(share, each.regret),
-            )  # fmt: skip
+        if not small:
+            yield from shares
         rows = [of for of in (each.best, each.default) if of is not None]
         warm = {str(of["impl"]): of.get("warm_us") for of in rows}
         complete = not any(map(units.is_unknown, warm.values()))
@@ -170,18 +169,50 @@ def _sentences(
     for step, calls in (asked or run.info.get("steps") or {}).items():
         total_us, ratio = analysis.of_step(found, calls)
         if ratio[0] is not None and ratio[0] > 1 and sum(calls.values()) > 1:
+            saved = _saved((1.0, 1.0, 1.0), ratio)
             name = "All calls" if step == "call" else f"{step}: all calls"
             yield doc.sentence(
                 f"{name} spend {{total}} in attention with {DEFAULT}; the best of each saves"
                 " {saved} of that" + (" ({low} to {high})." if ratio[1] else "."),
-                total=doc.Value(total_us, "us"), **_saved(1.0, ratio),
+                total=doc.Value(total_us, "us"), saved=saved,
+                low=doc.Value(saved.low, "share"), high=doc.Value(saved.high, "share"),
             )  # fmt: skip
 
 
-def _saved(share: float, ratio: Ratio) -> dict[str, doc.Value]:
+def _shares(run: Run, each: Advice) -> tuple[bool, list[doc.Words]]:
+    """Whether attention is small in the step; and what it takes, or why nothing says so."""
+    found, model = analysis.shares(run, each.case), (run.info.get("settings") or {}).get("model")
+    if found is None:
+        why = "no layer around it was timed; give a longer --budget"
+        return False, [f"What attention takes of the step is unknown: {why}."] * bool(model)
+    small = (found.step[0] or 1.0) < SMALL
+    us = {name: us / (sum(found.parts_us.values()) - found.parts_us["head"])
+          for name, us in found.parts_us.items()}  # fmt: skip
+    text = (
+        f"With {DEFAULT} attention is {{layer}} [{{layer.interval}}] of a layer (projections"
+        " {projections}, MLP {mlp}), {step} [{step.interval}] of the step"
+    )
+    if each.verdict in ("switch", "likely") and not each.lacks:
+        text += "; the change saves {saved} [{saved.interval}] of the step"
+    lead = "Attention is {step} of this step: nothing you choose here saves more than that."
+    values = {
+        "layer": doc.Value(found.layer[0], "share", *found.layer[1:]),
+        "step": doc.Value(found.step[0], "share", *found.step[1:]),
+        "projections": doc.Value(us["projections"], "share"), "mlp": doc.Value(us["MLP"], "share"),
+        "saved": _saved(found.step, each.regret),
+    }  # fmt: skip
+    words: list[doc.Words] = [doc.sentence(f"{text}.", **values)]
+    words += [f"Of the step {found.note}."] * bool(found.note)
+    return small, [*[doc.sentence(lead, **values)] * small, *words]
+
+
+def _saved(share: Ratio, ratio: Ratio) -> doc.Value:
     """What a part that becomes so much faster saves of the whole: Amdahl's law."""
-    saved = (None if each is None else share * (1 - 1 / each) for each in ratio)
-    return dict(zip(("saved", "low", "high"), (doc.Value(x, "share") for x in saved), strict=True))
+    value, low, high = (
+        None if a is None or b is None else a * (1 - 1 / b)
+        for a, b in zip(share, ratio, strict=True)
+    )
+    return doc.Value(value, "share", low, high)
 
 
 def _sentence(each: Advice) -> str:
@@ -250,8 +281,12 @@ def _table(found: Sequence[Advice]) -> Iterator[doc.Part]:
         yield doc.Text([COSTS], quiet=True)
 
 
-def _figure(found: Sequence[Advice]) -> Iterator[doc.Part]:
-    """The candidates of each call, by the default's time / theirs."""
+def _figure(run: Run, found: Sequence[Advice]) -> Iterator[doc.Part]:
+    """The candidates of each call, by the default's time / theirs; and the parts of its step."""
+    shares = [(_name(each, found), analysis.shares(run, each.case)) for each in found]
+    parts = [(name, dict(of.parts_us)) for name, of in shares if of]
+    if parts:
+        yield doc.Figure(title="Parts of a step", draw="pages.draw_parts", of=(parts,))
     calls = [
         (_name(each, found), {str(name): ratio for name, ratio in each.ratios.items() if ratio[0]})
         for each in found

@@ -39,6 +39,7 @@ _WRITE: dict[doc.Unit, Callable[[Any], str]] = {
 _INTERVALS: dict[doc.Unit, Callable[[Any, Any], str]] = {
     "exponent": "{:.2f}–{:.2f}".format,
     "number": lambda low, high: f"{units.digits(low)}–{units.digits(high)}",
+    "share": lambda low, high: f"{units.brief_percent(low)[:-2]}–{units.brief_percent(high)}",
     "us": units.time_interval, "ratio": units.ratio_interval, "change": units.change_interval,
 }  # fmt: skip
 # What no page, XML file or terminal can show, or what turns the order of letters around: control
