@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attnbench.planning.models import model_sizes
 from attnbench.schema.case import Case
 from attnbench.schema.model import ModelSizes
-from attnbench.worker.model import call_of, work_of
+from attnbench.worker.model import MOST_FLOPS, part_of
 
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4,
          "num_hidden_layers": 3, "intermediate_size": 96, "vocab_size": 128}  # fmt: skip
@@ -34,10 +34,9 @@ def flops(call) -> int:
     return int(counter.get_total_flops())
 
 
-def timed_flops(part, sizes, case, *, cut=False) -> int:
+def timed_flops(part, sizes, case) -> int:
     with torch.set_grad_enabled(case.needs_grad):
-        work, _, _ = work_of(part, sizes, case, cut=cut)
-        return flops(call_of(part, sizes, case, work, {}))
+        return flops(part_of(sizes, case, {}, head=part == "head")[0])
 
 
 def published(name: str):
@@ -57,8 +56,7 @@ def test_a_published_model_has_the_sizes_of_its_class_in_transformers(name):
     assert found.layers == config.num_hidden_layers
     if name == "deepseek-v3":
         assert (found.experts, found.chosen) == (256, config.num_experts_per_tok)
-        assert found.inner == found.shared == config.moe_intermediate_size
-        assert "first 3 of its layers" in found.notes[0]
+        assert found.inner == config.moe_intermediate_size
     else:
         assert (found.inner, found.activation) == (
             config.intermediate_size, {"silu": "silu", "gelu": "gelu"}[config.hidden_act]
@@ -70,20 +68,18 @@ def test_an_mlp_and_a_head_compute_what_those_of_transformers_do(tmp_path):
     from transformers.models.bert.modeling_bert import BertIntermediate, BertOutput
     from transformers.models.llama.modeling_llama import LlamaMLP
 
-    x = torch.randn(2, 24, 64)
+    x = torch.randn(1, 48, 64)
     llama, bert = sizes_of(tmp_path, LLAMA), sizes_of(tmp_path, LLAMA | {"model_type": "bert"})
     of: Any = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
     mlp, encoder = LlamaMLP(LlamaConfig(**of)), BertConfig(**of)
     inner, outer = BertIntermediate(encoder), BertOutput(encoder)
     assert timed_flops("mlp", llama, LAYER) == flops(lambda: mlp(x))
     assert timed_flops("mlp", bert, LAYER) == flops(lambda: outer(inner(x), x))
-    work, _, _ = work_of("mlp", llama, LAYER, cut=False)
-    weights = {"x (48, 64) float32": x.view(48, 64)} | {
-        f"{name}0 {tuple(w.shape)} float32": w.detach()
-        for name, w in (("gate", mlp.gate_proj.weight), ("up", mlp.up_proj.weight),
-                        ("down", mlp.down_proj.weight))
-    }  # fmt: skip
-    torch.testing.assert_close(call_of("mlp", llama, LAYER, work, weights)(), mlp(x).view(48, 64))
+    of_mlp = {"w0.0": mlp.gate_proj, "w0.1": mlp.up_proj, "down0": mlp.down_proj}
+    weights = {f"{n} {tuple(x.weight.shape)} float32": x.weight.detach() for n, x in of_mlp.items()}
+    call, share, _ = part_of(llama, LAYER, weights | {"x (48, 64) float32": x[0]}, head=False)
+    torch.testing.assert_close(call(), [mlp(x[0])])
+    assert share == 1
     assert timed_flops("head", llama, LAYER) == 2 * 2 * 64 * 128, "of the last token alone"
 
 
@@ -99,17 +95,20 @@ def test_every_expert_gets_as_many_tokens_and_in_decode_those_that_are_chosen_ru
     dense = timed_flops("mlp", sizes_of(tmp_path, LLAMA), LAYER)
     assert timed_flops("mlp", sizes, LAYER) == 2 * dense
     step = Case(workload="decode", heads=4, head_dim=16, width=64, new_tokens=4, batch=1)
-    [work], share, _ = work_of("mlp", sizes, step, cut=True)
-    assert (work.copies, work.tokens, share) == (2, 1, 1.0)
+    assert timed_flops("mlp", sizes, step) == 2 * dense / 48
 
 
-def test_part_of_a_long_call_is_that_share_of_its_work(tmp_path):
-    sizes = sizes_of(tmp_path, LLAMA)
+def test_part_of_a_long_call_is_that_share_of_its_work(tmp_path, monkeypatch):
+    mixture = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
     long = Case.from_json(LAYER.to_json() | {"seq_len": 1024, "kv_len": 1024})
-    _, share, words = work_of("mlp", sizes, long, cut=True)
-    assert (share, words) == (1 / 8, "256 of 2048 tokens")
-    parts = timed_flops("mlp", sizes, long, cut=True), timed_flops("mlp", sizes, long)
-    assert parts[0] == share * parts[1]
+    for config, words in ((LLAMA, "256 of 2048 tokens"), (LLAMA | mixture, "1 of 4 experts")):
+        sizes = sizes_of(tmp_path, config)
+        whole = timed_flops("mlp", sizes, long)
+        with monkeypatch.context() as patch:
+            patch.setitem(MOST_FLOPS, "cpu", 1e6)
+            _, share, said = part_of(sizes, long, {}, head=False)
+            assert said == words
+            assert timed_flops("mlp", sizes, long) == share * whole
 
 
 @pytest.mark.parametrize(("config", "note"), [

@@ -272,42 +272,23 @@ def packed(run: Run, frame: pd.DataFrame, padded: Advice) -> Iterator[Change]:
                 yield Change(case=case, slower=keys[0][1], faster=keys[1][1], ratio=ratio)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shares:
-    """What the default's call takes of a layer with its MLP, and of the step; how long parts take.
+def shares(run: Run, call: Case) -> tuple[Ratio, dict[str, float], str] | None:
+    """What the default's call takes of the step, in every process; µs of parts; what is left out.
 
-    Intervals hold those of each process. `note` says what was left out.
+    None if the run has no layer around it, or no MLP of it.
     """
-
-    layer: Ratio
-    step: Ratio
-    parts_us: Mapping[str, float]
-    note: str
-
-
-def shares(run: Run, call: Case) -> Shares | None:
-    """What a call takes, if the run has the layer around it; None without an MLP."""
-    of_layer, of_step, parts_us, note = list[Ratio](), list[Ratio](), dict[str, float](), ""
-    for part in run.parts:
-        if not (part.samples and part.cell.impl == DEFAULT and _around(part.cell.case, call)):
-            continue
-        core, layer, step = core_times(part), step_times(part, head=False), step_times(part)
-        if core and layer and step:
-            of_layer.append(_flat(ratio_of(core, layer)))
-            of_step.append(_flat(ratio_of(core, step)))
-            sums = [0.0, core.time_us, cell_times(part).time_us, layer.time_us, step.time_us]
-            names = ("attention", "projections", "MLP", "head")
-            parts_us = {n: max(0.0, b - a) for n, a, b in zip(names, sums, sums[1:], strict=False)}
-            note = part.metrics.get("model_note") or ""
-    if not of_step:
-        return None
-    return Shares(
-        layer=envelope(of_layer), step=envelope(of_step), parts_us=parts_us, note=note
-    )  # fmt: skip
-
-
-def _flat(ratio: tuple[float, tuple[float, float] | None]) -> Ratio:
-    return ratio[0], *(ratio[1] or (None, None))
+    found, parts_us, note = list[Ratio](), dict[str, float](), ""
+    for part in (p for p in run.parts if p.samples and p.cell.impl == DEFAULT):
+        core, step, metrics = core_times(part), step_times(part), part.metrics
+        if _around(part.cell.case, call) and core and step:
+            value, interval = ratio_of(core, step)
+            found.append((value, *(interval or (None, None))))
+            head_us = metrics.get("head_us", 0.0) * part.cell.case.layers / metrics["model_layers"]
+            rest_us = max(0.0, cell_times(part).time_us - core.time_us)
+            parts_us = {"attention": core.time_us, "projections": rest_us}
+            parts_us |= {"MLP": metrics["mlp_us"], "head": head_us}
+            note = metrics.get("model_note") or ""
+    return (envelope(found), parts_us, note) if found else None
 
 
 def envelope(ratios: Sequence[Ratio]) -> Ratio:

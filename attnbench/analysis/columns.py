@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -131,11 +131,6 @@ def _wall_us(record: Record, of: Callable[[list[float]], float]) -> float | None
     return of([sample.time_us for sample in record.kept]) if on_cpu else None
 
 
-def _median(times_us: Iterable[float | None]) -> float | None:
-    known = [us for us in times_us if us]
-    return median(known) if known else None
-
-
 def _batches_us(record: Record) -> list[list[float]]:
     """The times of the batches of each sample that counts."""
     return [list(sample.blocks_us or (sample.time_us,)) for sample in record.kept]
@@ -170,8 +165,6 @@ _OF_RECORD: dict[str, Callable[[Record], Any]] = {
     "wall_us_min": lambda r: _wall_us(r, min),
     "e2e_us_median": lambda r: median(s.e2e_us for s in r.kept) if r.samples else None,
     "n_samples": lambda r: len(r.kept),
-    "mlp_us": lambda r: _median(s.mlp_us for s in r.kept),
-    "head_us": lambda r: _median(s.head_us for s in r.kept),
     "notes": notes.notes,
     "unsteady": notes.unsteady,
     "processes": lambda r: len({s.process for s in r.samples}) or None,

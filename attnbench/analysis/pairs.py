@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from msgspec import structs
@@ -50,31 +50,25 @@ def samples_by_round(record: Record) -> dict[Round, Sample]:
 
 def core_times(record: Record) -> CellTimes | None:
     """As `cell_times`, of the attention alone in a layer; None where it was not timed."""
-    return _part_times(record, [s.core_us for s in record.kept])
+    return _with_times(record, lambda s: s.core_us)
 
 
-def step_times(record: Record, *, head: bool = True) -> CellTimes | None:
-    """As `cell_times`, of a layer with its MLP, and its part of the `head` if that is timed.
-
-    None where there is no MLP, or none was timed.
-    """
+def step_times(record: Record) -> CellTimes | None:
+    """As `cell_times`, of a layer with its MLP and its part of the head; None without an MLP."""
     share = record.cell.case.layers / record.metrics.get("model_layers", 1)
-    share *= head and any(s.head_us for s in record.kept)
-    times_us = [
-        s.own_us + s.mlp_us + share * (s.head_us or 0.0)
-        if s.mlp_us and (s.head_us or not share)
-        else None
-        for s in record.kept
-    ]
-    return _part_times(record, times_us)
+    no_head = all(s.head_us is None for s in record.kept)
+
+    def step_us(s: Sample) -> float | None:
+        if s.mlp_us is None or (s.head_us is None and not no_head):
+            return None
+        return float(s.own_us + s.mlp_us + share * (s.head_us or 0.0))
+
+    return _with_times(record, step_us)
 
 
-def _part_times(record: Record, times_us: Sequence[float | None]) -> CellTimes | None:
-    timed = [
-        structs.replace(s, time_us=us, cpu_us=None)
-        for s, us in zip(record.kept, times_us, strict=True)
-        if us
-    ]
+def _with_times(record: Record, time_us: Callable[[Sample], float | None]) -> CellTimes | None:
+    found = ((s, time_us(s)) for s in record.kept)
+    timed = [structs.replace(s, time_us=us, cpu_us=None) for s, us in found if us]
     return cell_times(replace(record, samples=(*timed,))) if timed else None
 
 

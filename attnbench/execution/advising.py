@@ -142,7 +142,7 @@ def racing(
 
     turns: list[tuple[float, Callable[[], list[Job]]]]
     turns = [(_FIRST, lambda: calls), (_FIRST, again), (_FIRST, lambda: others)]
-    turns.append((1.0, lambda: [replace(job, process=1) for job in others if _layer(job)]))
+    turns.append((1.0, lambda: [replace(job, process=1) for job in others if _is_layer(job)]))
     for share, waiting in turns:
         for job, seconds in by_share(waiting(), forecast, lambda: left_s() - _START_S, counts):
             now = time.perf_counter()
@@ -152,7 +152,7 @@ def racing(
                 declined |= {case.case_id: round(_START_S - seconds, 3) for case, _ in job.cases}
 
 
-def _layer(job: Job) -> bool:
+def _is_layer(job: Job) -> bool:
     return job.cases[0][0].workload in ("layer", "decode")
 
 

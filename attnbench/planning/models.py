@@ -23,9 +23,8 @@ from attnbench.schema.model import ModelSizes
 from attnbench.schema.position import parse_position
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-ARCHITECTURES, ROPE, MODELS, ACTIVATIONS = (
-    _TABLE[name] for name in ("architectures", "rope", "models", "activations")
-)
+ARCHITECTURES, ROPE, MODELS = (_TABLE[name] for name in ("architectures", "rope", "models"))
+ACTIVATIONS = _TABLE["activations"]["names"]
 _NEEDED = ("hidden_size", "num_attention_heads", "num_hidden_layers")
 STEPS = ("prefill", "decode", "train")
 _FULL, _SLIDING = "full_attention", "sliding_attention"  # as layer_types has them
@@ -104,28 +103,21 @@ def model_sizes(model: str | None, workload: str | None) -> ModelSizes | None:
     """
     if model is None or workload not in ("layer", "decode"):
         return None
-    row, arch = _known(_config(model))
+    (row, arch), notes = _known(_config(model)), list[str]()
     experts = row.num_local_experts or row.num_experts or row.n_routed_experts or 1
-    of_expert = row.moe_intermediate_size if experts > 1 else None
-    inner, vocab = of_expert or row.intermediate_size, row.vocab_size
-    usual = "gelu" if "encoder" in arch else "silu"
-    act, notes = row.hidden_activation or row.hidden_act or usual, []
-    if not inner or act not in ACTIVATIONS:
-        lacks = f"no activation {act:.60}" if inner else "no intermediate_size"
-        notes.append(f"MLP not timed: {lacks}")
-        inner = 0
-    if "encoder" in arch:
-        vocab = 0
-    elif not vocab:
+    inner = (row.moe_intermediate_size if experts > 1 else None) or row.intermediate_size
+    encoder, act = "encoder" in arch, row.hidden_activation or row.hidden_act
+    act = act or ("gelu" if encoder else "silu")
+    if inner is None or act not in ACTIVATIONS:
+        what = "intermediate_size" if inner is None else f"activation {act:.60}"
+        notes.append(f"MLP not timed: no {what}")
+    if row.vocab_size is None and not encoder:
         notes.append("head not timed: no vocab_size")
-    if experts > 1 and (dense := int(row.first_k_dense_replace or 0)):
-        notes.append(f"the first {dense} of its layers, without experts, are taken as the others")
     return ModelSizes(
-        layers=_given(row, "num_hidden_layers"), inner=inner, gated="encoder" not in arch,
-        activation=ACTIVATIONS.get(act, "silu"), experts=experts,
-        chosen=row.num_experts_per_tok or 1,
-        shared=int(row.n_shared_experts or 0) * inner if experts > 1 else 0,
-        vocab=vocab or 0, notes=tuple(notes),
+        layers=_given(row, "num_hidden_layers"), gated=not encoder, experts=experts,
+        inner=inner if inner and act in ACTIVATIONS else 0, chosen=row.num_experts_per_tok or 1,
+        activation=ACTIVATIONS.get(act, "silu"), notes=tuple(notes),
+        vocab=0 if encoder else row.vocab_size or 0,
     )  # fmt: skip
 
 

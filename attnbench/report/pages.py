@@ -168,8 +168,9 @@ def draw_parts(steps: Sequence[tuple[str, Mapping[str, float]]], folder: Path) -
         ax.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
         return figure
 
-    alt = [f"{step}, {part}: {written.value(Value(us, 'us'))}" for step, of in rows
-           for part, us in of.items()]  # fmt: skip
+    alt = [
+        f"{of}: {part} {written.value(Value(us, 'us'))}" for of, x in rows for part, us in x.items()
+    ]
     with figures.styled():
         return [Sketch(kind=PARTS, draw=draw, alt=alt).save(folder)]
 

@@ -11,8 +11,8 @@ class ModelSizes(Struct, frozen=True, kw_only=True):
     """What stands around attention in a model, as its config.json has it.
 
     `inner` is how many features an MLP has inside, or each of its `experts`, of which every token
-    gets `chosen`; `shared` those of the MLP that all tokens get besides. `vocab` is how many logits
-    the head gives. Either is 0 where it is not timed. `notes` say what is left out, and why.
+    gets `chosen`; `vocab` how many logits the head gives. Either is 0 where it is not timed, and
+    `notes` say why.
     """
 
     layers: int
@@ -21,6 +21,5 @@ class ModelSizes(Struct, frozen=True, kw_only=True):
     activation: Literal["silu", "gelu", "gelu-tanh", "relu"] = "silu"
     experts: int = 1
     chosen: int = 1
-    shared: int = 0
     vocab: int = 0
     notes: tuple[str, ...] = ()

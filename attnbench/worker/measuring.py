@@ -33,13 +33,12 @@ from attnbench.schema.record import Cell, Record
 from attnbench.worker.catalogue import is_built_in
 from attnbench.worker.checking import Entry, Reporter, check_twice, measure_distances
 from attnbench.worker.inputs import Draw, Tensors
-from attnbench.worker.model import Part, call_of, work_of
+from attnbench.worker.model import part_of
 from attnbench.worker.reference import DroppedError
 from attnbench.worker.screening import Screening
 from attnbench.worker.trial import Trial, classify
 from attnbench.worker.workloads import WORKLOADS
 
-PART_SHARE = 0.05  # of the time there is, which a call of MLP or head may take before it is cut
 RACE_WARM_S = 0.1  # in a race, whose rounds go on for long, they are not to wait for calm
 
 
@@ -203,10 +202,7 @@ def _parts(
     trial: Trial, whole: Target, instruments: Instruments, heads: dict[int, Tensors], index: int,
     weights: Tensors,
 ) -> Parts:  # fmt: skip
-    """What is timed beside a layer: its core, and the MLP and the head of the model.
-
-    Where one call of these would take much of the time, part of it is timed; a metric says so.
-    """
+    """What is timed beside a layer: its core, and the MLP and the head of the model."""
     bound, case, sizes, found = trial.bound, trial.case, instruments.model, Parts()
     assert bound is not None
     target = partial(Target, grad=bound.grad, part_of=whole, units=case.query_tokens)
@@ -215,23 +211,16 @@ def _parts(
             found["core"] = target(call=bound.core(heads.setdefault(index, {}))), case.layers
     if sizes is None or case.workload not in ("layer", "decode"):
         return found
-    notes, race = list(sizes.notes), instruments.race
-    limit_s = PART_SHARE * (race.left_s if race else instruments.rule.max_time_s)
-    names: dict[Part, int] = {"mlp": case.layers * bool(sizes.inner), "head": bool(sizes.vocab)}
-    for name, count in ((name, count) for name, count in names.items() if count):
+    notes = list(sizes.notes)
+    for name, count in (("mlp", case.layers * bool(sizes.inner)), ("head", bool(sizes.vocab))):
         try:
-            with torch.set_grad_enabled(bound.grad):
-                work, share, words = work_of(name, sizes, case, cut=True)
-                call = call_of(name, sizes, case, work, weights)
-                call_us = instruments.clock.batch(call, 1).e2e_us if share < 1 else 0.0
-                if call_us * 1e-6 / share > limit_s:
-                    notes.append(f"{name} timed on {words}")
-                elif share < 1:
-                    work, share, _ = work_of(name, sizes, case, cut=False)
-                    call = call_of(name, sizes, case, work, weights)
-            found[name] = target(call=call), count / share
+            if count:
+                with torch.set_grad_enabled(bound.grad):
+                    call, share, words = part_of(sizes, case, weights, head=name == "head")
+                found[name] = target(call=call), count / share
+                notes += [f"{name} timed on {words}"] * (share < 1)
         except (RuntimeError, MemoryError) as err:
-            notes.append(f"{name} not timed: its weights take {err}")
+            notes.append(f"{name} not timed: {' '.join(str(err).split())[:120]}")
     trial.metrics |= {"model_layers": sizes.layers, "model_note": "; ".join(notes) or None}
     return found
 
@@ -240,12 +229,14 @@ def with_parts(record: Record, parts: Parts) -> Record:
     """The record with the times of its parts, those of all its layers, in each sample's round."""
     if not record.samples:
         return record
-    samples, spent_s = list(record.samples), dict(record.spent_s)
+    samples, spent_s, metrics = list(record.samples), dict(record.spent_s), dict(record.metrics)
     for name, (part, times) in parts.items():
         us = {s.round: times * s.own_us for s in part.samples if s.discarded is None}
         samples = [structs.replace(s, **{f"{name}_us": us.get(s.round)}) for s in samples]
         spent_s[name] = round(part.warm_s + part.spent_s, 6)
-    return replace(record, samples=tuple(samples), spent_s=spent_s)
+        if us and name != "core":
+            metrics[f"{name}_us"] = median(us.values())
+    return replace(record, samples=tuple(samples), spent_s=spent_s, metrics=metrics)
 
 
 def prepare(

@@ -181,29 +181,22 @@ def _sentences(
 
 def _shares(run: Run, each: Advice) -> tuple[bool, list[doc.Words]]:
     """Whether attention is small in the step; and what it takes, or why nothing says so."""
-    found, model = analysis.shares(run, each.case), (run.info.get("settings") or {}).get("model")
-    if found is None:
-        why = "no layer around it was timed; give a longer --budget"
-        return False, [f"What attention takes of the step is unknown: {why}."] * bool(model)
-    small = (found.step[0] or 1.0) < SMALL
-    us = {name: us / (sum(found.parts_us.values()) - found.parts_us["head"])
-          for name, us in found.parts_us.items()}  # fmt: skip
-    text = (
-        f"With {DEFAULT} attention is {{layer}} [{{layer.interval}}] of a layer (projections"
-        " {projections}, MLP {mlp}), {step} [{step.interval}] of the step"
-    )
+    if (found := analysis.shares(run, each.case)) is None:
+        text = "What attention takes of the step is unknown: no layer around it was timed; give a"
+        model = (run.info.get("settings") or {}).get("model")
+        return False, [f"{text} longer --budget."] * bool(model)
+    share, parts_us, note = found
+    values = {n: doc.Value(us / sum(parts_us.values()), "share") for n, us in parts_us.items()}
+    values |= {"attention": doc.Value(share[0], "share", *share[1:])}
+    text = f"With {DEFAULT} attention is {{attention}} [{{attention.interval}}] of the step ("
+    text += ", ".join(f"{name} {{{name}}}" for name, us in [*parts_us.items()][1:] if us) + ")"
     if each.verdict in ("switch", "likely") and not each.lacks:
-        text += "; the change saves {saved} [{saved.interval}] of the step"
-    lead = "Attention is {step} of this step: nothing you choose here saves more than that."
-    values = {
-        "layer": doc.Value(found.layer[0], "share", *found.layer[1:]),
-        "step": doc.Value(found.step[0], "share", *found.step[1:]),
-        "projections": doc.Value(us["projections"], "share"), "mlp": doc.Value(us["MLP"], "share"),
-        "saved": _saved(found.step, each.regret),
-    }  # fmt: skip
-    words: list[doc.Words] = [doc.sentence(f"{text}.", **values)]
-    words += [f"Of the step {found.note}."] * bool(found.note)
-    return small, [*[doc.sentence(lead, **values)] * small, *words]
+        values["saved"] = _saved(share, each.regret)
+        text += "; the change saves {saved} [{saved.interval}] of it"
+    text += f". Norms and residuals are left out{f'; {note}' * bool(note)}."
+    small = (share[0] or 1.0) < SMALL
+    lead = "Attention is {attention} of this step: nothing you choose here saves more than that."
+    return small, [doc.sentence(each, **values) for each in [lead] * small + [text]]
 
 
 def _saved(share: Ratio, ratio: Ratio) -> doc.Value:
@@ -284,8 +277,7 @@ def _table(found: Sequence[Advice]) -> Iterator[doc.Part]:
 def _figure(run: Run, found: Sequence[Advice]) -> Iterator[doc.Part]:
     """The candidates of each call, by the default's time / theirs; and the parts of its step."""
     shares = [(_name(each, found), analysis.shares(run, each.case)) for each in found]
-    parts = [(name, dict(of.parts_us)) for name, of in shares if of]
-    if parts:
+    if parts := [(name, of[1]) for name, of in shares if of]:
         yield doc.Figure(title="Parts of a step", draw="pages.draw_parts", of=(parts,))
     calls = [
         (_name(each, found), {str(name): ratio for name, ratio in each.ratios.items() if ratio[0]})
