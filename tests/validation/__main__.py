@@ -188,6 +188,16 @@ PARTS = (
         kept=False,
     ),
     Part(
+        name="shares",
+        doc="""Hold the predicted share of attention in a step against models of transformers.
+
+        Prefill of a Llama, a Qwen2 and a BERT, and a decode step through 8 layers, in float32 and
+        bfloat16. Exits 1 where a share is more than 15 % off, or two intervals lack it. 8 minutes.
+        """,
+        options=(_count("--rounds", 4, "In which model and prediction take turns.", 1),),
+        kept=False,
+    ),
+    Part(
         name="costs",
         doc="""Check random tiny cells over all axes, their FLOPs and memory, and random sweeps.
 

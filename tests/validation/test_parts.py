@@ -27,7 +27,7 @@ def cli(tmp_path) -> Cli:
     """`cli("laws", "--draws", 8)` runs `python -m tests.validation` in this process."""
 
     def call(part: str, *args: object) -> Any:
-        kept = () if part in ("costs", "steps") else ("--output", tmp_path, "--name", "a")
+        kept = () if part in ("costs", "steps", "shares") else ("--output", tmp_path, "--name", "a")
         return CliRunner().invoke(main, [part, *map(str, (*args, *kept))])
 
     return call
@@ -175,6 +175,15 @@ def test_costs_that_contradict_the_sizes_are_said(odd, said):
     } | odd  # fmt: skip
     found = costs.off(metrics)
     assert (found is None) if said is None else (said in str(found))
+
+
+def test_a_share_is_held_against_a_model_of_transformers(cli, monkeypatch):
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
+    models = {"small": ("Llama", "decode", 32, 2, sizes | {"vocab_size": 1000})}
+    monkeypatch.setattr("tests.validation.shares.MODELS", models)
+    ended = cli("shares", "--rounds", 1)
+    assert ended.exit_code in (0, 1), "whether it is within 15 % hangs on the machine"
+    assert "small, bfloat16" in ended.output
 
 
 def test_a_step_is_timed_beside_its_calls(cli, monkeypatch):
