@@ -173,10 +173,12 @@ def test_attention_that_is_little_of_a_step_is_said_first(tmp_path):
 
 
 def test_a_model_whose_step_was_not_timed_says_so(tmp_path):
-    settings = {"model": {"layers": 2, "inner": 64, "vocab": 8}}
-    run, _ = advice_of(tmp_path, timed("sdpa", 100.0), timed("naive", 50.0), settings=settings)
-    text = " ".join(rendered(document(run)).split())
-    assert "attention takes of the step is unknown: no layer around it was timed; give a" in text
+    for inner, why in ((64, "no time for its layer; give a longer --budget"), (0, "no activation")):
+        settings = {"model": {"layers": 2, "inner": inner, "notes": ["no activation"]}}
+        records = timed("sdpa", 100.0), timed("naive", 50.0)
+        run, _ = advice_of(tmp_path / str(inner), *records, settings=settings)
+        text = " ".join(rendered(document(run)).split())
+        assert f"attention takes of the step is unknown: {why}." in text
 
 
 def test_what_another_way_of_calling_sdpa_saves(tmp_path):

@@ -280,7 +280,7 @@ def shares(run: Run, call: Case) -> tuple[Ratio, dict[str, float], str] | None:
     found, parts_us, note = list[Ratio](), dict[str, float](), ""
     for part in (p for p in run.parts if p.samples and p.cell.impl == DEFAULT):
         core, step, metrics = core_times(part), step_times(part), part.metrics
-        if _around(part.cell.case, call) and core and step:
+        if around(part.cell.case, call) and core and step:
             value, interval = ratio_of(core, step)
             found.append((value, *(interval or (None, None))))
             head_us = metrics.get("head_us", 0.0) * part.cell.case.layers / metrics["model_layers"]
@@ -298,7 +298,8 @@ def envelope(ratios: Sequence[Ratio]) -> Ratio:
     return (value, min(known), max(known)) if len(known) == len(ends) else (value, None, None)
 
 
-def _around(layer: Case, call: Case) -> bool:
+def around(layer: Case, call: Case) -> bool:
+    """Whether the attention of the layer, or of the decode step, is this call."""
     names = ("device", "dtype", "pass_", "batch", "heads", "kv_heads", "head_dim")
     keys = call.kv_len if call.seq_len == 1 else call.seq_len
     return (

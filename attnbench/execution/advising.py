@@ -18,6 +18,7 @@ from attnbench.planning.advice import beside, by_share, kernels_alone
 from attnbench.planning.forecast import Forecast
 from attnbench.planning.models import asked_sweeps, model_sizes
 from attnbench.planning.plan import Axes, Job, Plan, jobs_of, reads_cache
+from attnbench.schema.model import ModelSizes
 from attnbench.schema.record import Cell, Record
 from attnbench.store.runs import load_run
 from attnbench.theory.choices import DEFAULT, choices
@@ -49,12 +50,14 @@ def request(
         )
         for a in sweeps
     ]
-    layers, model = tuple[Axes, ...](), None
+    layers, model = tuple[Axes, ...](), model_sizes(None, None)
     if calls["model"] and not axes["workload"]:
         workload = "decode" if calls["step"] == "decode" else "layer"
-        with contextlib.suppress(UsageError):  # a layer that has no case, as of latents
+        try:
             layers, _ = asked_sweeps((), {**axes, "workload": workload, "impls": None}, **calls)
             model = model_sizes(calls["model"], workload)
+        except UsageError as err:  # a layer that has no case, as of latents
+            model = ModelSizes(layers=1, notes=(str(err),))
     extra = [*beside(sweeps), *(a.having(impls=(DEFAULT,), count=0, step="") for a in layers)]
     given = {n: str(x) if isinstance(x, Path) else x for n, x in {**calls, **axes}.items() if x}
     return SweepRequest(

@@ -182,9 +182,11 @@ def _sentences(
 def _shares(run: Run, each: Advice) -> tuple[bool, list[doc.Words]]:
     """Whether attention is small in the step; and what it takes, or why nothing says so."""
     if (found := analysis.shares(run, each.case)) is None:
-        text = "What attention takes of the step is unknown: no layer around it was timed; give a"
-        model = (run.info.get("settings") or {}).get("model")
-        return False, [f"{text} longer --budget."] * bool(model)
+        model = (run.info.get("settings") or {}).get("model") or {}
+        around = (r for r in run.records if r.reason and analysis.around(r.cell.case, each.case))
+        why = next((str(r.reason) for r in around), "no time for its layer; give a longer --budget")
+        why = why if model.get("inner") else "; ".join(model.get("notes", ()))
+        return False, [f"What attention takes of the step is unknown: {why}."] * bool(model)
     share, parts_us, note = found
     values = {n: doc.Value(us / sum(parts_us.values()), "share") for n, us in parts_us.items()}
     values |= {"attention": doc.Value(share[0], "share", *share[1:])}
