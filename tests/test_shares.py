@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.planning.models import model_sizes
 from attnbench.schema.case import Case
-from attnbench.schema.model import ModelSizes
+from attnbench.schema.messages import ModelSizes
 from attnbench.worker.model import MOST_FLOPS, part_of
 
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4,

@@ -18,7 +18,7 @@ from attnbench.planning.advice import beside, by_share, kernels_alone
 from attnbench.planning.forecast import Forecast
 from attnbench.planning.models import asked_sweeps, model_sizes
 from attnbench.planning.plan import Axes, Job, Plan, jobs_of, reads_cache
-from attnbench.schema.model import ModelSizes
+from attnbench.schema.messages import ModelSizes
 from attnbench.schema.record import Cell, Record
 from attnbench.store.runs import load_run
 from attnbench.theory.choices import DEFAULT, choices
@@ -144,8 +144,9 @@ def racing(
         return [replace(job, process=1) for job in jobs_of(_to_confirm(seen))]
 
     turns: list[tuple[float, Callable[[], list[Job]]]]
+    layers = [job for job in others if job.cases[0][0].workload != "attention"]
     turns = [(_FIRST, lambda: calls), (_FIRST, again), (_FIRST, lambda: others)]
-    turns.append((1.0, lambda: [replace(job, process=1) for job in others if _is_layer(job)]))
+    turns.append((1.0, lambda: [replace(job, process=1) for job in layers]))
     for share, waiting in turns:
         for job, seconds in by_share(waiting(), forecast, lambda: left_s() - _START_S, counts):
             now = time.perf_counter()
@@ -153,10 +154,6 @@ def racing(
                 yield replace(job, timed_until=now + share * seconds, until=now + seconds)
             elif not job.process:
                 declined |= {case.case_id: round(_START_S - seconds, 3) for case, _ in job.cases}
-
-
-def _is_layer(job: Job) -> bool:
-    return job.cases[0][0].workload in ("layer", "decode")
 
 
 def _to_confirm(seen: Sequence[Record]) -> Iterator[Cell]:

@@ -26,8 +26,7 @@ from attnbench.base.jsontext import decode, encode, plain
 from attnbench.base.units import parse_memory
 from attnbench.errors import AttnbenchError, UsageError
 from attnbench.machine.host import OURS, POOLS, AllocatorPolicy, allocator_variables
-from attnbench.schema.messages import Event, Heartbeat, WorkerConfig
-from attnbench.schema.model import ModelSizes
+from attnbench.schema.messages import Event, Heartbeat, ModelSizes, WorkerConfig
 
 Count = Annotated[int, Meta(ge=1)]
 Positive = Annotated[float, Meta(gt=0, le=1e9)]

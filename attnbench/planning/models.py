@@ -19,7 +19,7 @@ from attnbench.errors import UsageError
 from attnbench.planning.caselist import is_captured, listed
 from attnbench.planning.plan import Axes, expand, overridden
 from attnbench.schema.case import Case
-from attnbench.schema.model import ModelSizes
+from attnbench.schema.messages import ModelSizes
 from attnbench.schema.position import parse_position
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))

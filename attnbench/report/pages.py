@@ -151,26 +151,21 @@ def draw_candidates(default: str, calls: Sequence[Call], folder: Path) -> list[P
 
 
 def draw_parts(steps: Sequence[tuple[str, Mapping[str, float]]], folder: Path) -> list[Picture]:
-    """Draw a bar for each step: the time of its parts, by name, of which there is one a layer."""
-    rows = steps[:MOST_CALLS]
+    """Draw a bar for each step: its parts, attention first, by name and time in µs."""
 
     def draw(size: Size) -> Figure:
-        labels = [[Row(name, "", figures.INK) for name, _ in rows]]
-        figure, [ax] = figures.row_panels(labels, size, figures.WIDE)
-        for y, (_, parts) in enumerate(rows):
+        figure, [ax] = figures.row_panels([[Row(x, "", figures.INK) for x, _ in steps]], size)
+        for y, (_, parts) in enumerate(steps):
             left = 0.0
-            for shade, (part, us) in zip((1.0, 0.6, 0.35, 0.15), parts.items(), strict=True):
-                share, name = us / sum(parts.values()), part if y == 0 else None
-                ax.barh(y, share, left=left, height=0.6, color="C0", alpha=shade, label=name)
+            for shade, (name, us) in zip((1.0, 0.6, 0.35, 0.15), parts.items(), strict=True):
+                share, label = us / sum(parts.values()), None if y else name
+                ax.barh(y, share, left=left, height=0.6, color="C0", alpha=shade, label=label)
                 left += share
-        ax.set_xlim(0, 1)
-        ax.set_xlabel("share of the step")
+        ax.set(xlim=(0, 1), xlabel="share of the step")
         ax.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
         return figure
 
-    alt = [
-        f"{of}: {part} {written.value(Value(us, 'us'))}" for of, x in rows for part, us in x.items()
-    ]
+    alt = [f"{step}: {name} {us:.4g} µs" for step, of in steps for name, us in of.items()]
     with figures.styled():
         return [Sketch(kind=PARTS, draw=draw, alt=alt).save(folder)]
 

@@ -7,13 +7,12 @@ import math
 import mmap
 import os
 import struct
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from attnbench.base.parameters import Parameter
 from attnbench.schema.case import Case, Device
-from attnbench.schema.model import ModelSizes
 from attnbench.schema.profile import Profile as CellProfile
 from attnbench.schema.record import Cell, Record, Status
 
@@ -112,6 +111,24 @@ class Diagnose(_Message, frozen=True):
     """Ask for the self-tests of measuring."""
 
     device: str
+
+
+class ModelSizes(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands around attention in a model, as its config.json has it.
+
+    `inner` is how many features an MLP has inside, or each of its `experts`, of which every token
+    gets `chosen`; `vocab` how many logits the head gives. Either is 0 where it is not timed, and
+    `notes` say why.
+    """
+
+    layers: int
+    inner: int = 0
+    gated: bool = True
+    activation: Literal["silu", "gelu", "gelu-tanh", "relu"] = "silu"
+    experts: int = 1
+    chosen: int = 1
+    vocab: int = 0
+    notes: tuple[str, ...] = ()
 
 
 class Measure(_Message, frozen=True, kw_only=True):

@@ -27,8 +27,7 @@ from attnbench.measure.race import Race
 from attnbench.measure.sampling import StoppingRule, Target, forget_compiled, uneven
 from attnbench.measure.sensor import GpuSensor, measure_energy, power_state
 from attnbench.measure.watch import CounterMarks, Reading, Watch, most_slope, page_fault_us, speeds
-from attnbench.schema.messages import Measure
-from attnbench.schema.model import ModelSizes
+from attnbench.schema.messages import Measure, ModelSizes
 from attnbench.schema.record import Cell, Record
 from attnbench.worker.catalogue import is_built_in
 from attnbench.worker.checking import Entry, Reporter, check_twice, measure_distances

@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import gelu, linear, relu, silu
 
 from attnbench.schema.case import Case
-from attnbench.schema.model import ModelSizes
+from attnbench.schema.messages import ModelSizes
 from attnbench.worker.inputs import Tensors, empty
 from attnbench.worker.workloads.base import bind_pass
 

@@ -280,7 +280,7 @@ def _figure(run: Run, found: Sequence[Advice]) -> Iterator[doc.Part]:
     """The candidates of each call, by the default's time / theirs; and the parts of its step."""
     shares = [(_name(each, found), analysis.shares(run, each.case)) for each in found]
     if parts := [(name, of[1]) for name, of in shares if of]:
-        yield doc.Figure(title="Parts of a step", draw="pages.draw_parts", of=(parts,))
+        yield doc.Figure(title="Parts of a step", draw="pages.draw_parts", of=(parts[:SAID],))
     calls = [
         (_name(each, found), {str(name): ratio for name, ratio in each.ratios.items() if ratio[0]})
         for each in found
