@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from attnbench.analysis.pairs import cell_times, core_times, step_times
+from attnbench.measure.clock import clock_for
+from attnbench.measure.sampling import StoppingRule
+from attnbench.measure.watch import Watch
 from attnbench.planning.models import model_sizes
-from attnbench.schema.case import Case
+from attnbench.schema.case import Case, parse_mask
 from attnbench.schema.messages import ModelSizes
+from attnbench.schema.record import Record
+from attnbench.worker.checking import Entry
+from attnbench.worker.measuring import Instruments, measure_group
 from attnbench.worker.model import MOST_FLOPS, part_of
+from tests.conftest import collector
 
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4,
          "num_hidden_layers": 3, "intermediate_size": 96, "vocab_size": 128}  # fmt: skip
@@ -109,6 +118,31 @@ def test_part_of_a_long_call_is_that_share_of_its_work(tmp_path, monkeypatch):
             _, share, said = part_of(sizes, long, {}, head=False)
             assert said == words
             assert timed_flops("mlp", sizes, long) == share * whole
+
+
+@pytest.mark.parametrize(("workload", "pass_"), [
+    ("layer", "forward"), ("layer", "both"), ("decode", "forward"),
+])  # fmt: skip
+def test_core_mlp_and_head_are_timed_in_the_rounds_of_their_layer(
+    tmp_path, one_thread, workload, pass_
+):
+    model, records = sizes_of(tmp_path, LLAMA), list[Record]()
+    rule = StoppingRule(precision=0.5, min_time_s=0.001, max_time_s=0.01)
+    more: Any = {"new_tokens": 4, "mask": parse_mask("causal")} if workload == "decode" else {}
+    case = replace(LAYER, workload=workload, pass_=pass_, **more)
+    instruments = Instruments(rule=rule, clock=clock_for("cpu"), watch=Watch(), model=model)
+    measure_group([Entry(index=0, case=case, impls=("naive",))], instruments, collector(records))
+    [record] = records
+    assert record.status == "ok", record.reason
+    complete = [s for s in record.kept if s.core_us and s.mlp_us and s.head_us]
+    assert len(complete) > 2
+    core, step = core_times(record), step_times(record)
+    assert core
+    assert step
+    own_us = cell_times(record).time_us
+    assert core.time_us < own_us < step.time_us
+    assert record.metrics["model_layers"] == 3
+    assert {"core", "mlp", "head"} <= record.spent_s.keys()
 
 
 @pytest.mark.parametrize(("config", "note"), [
