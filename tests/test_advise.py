@@ -25,6 +25,7 @@ from attnbench.report.documents import stored
 from attnbench.report.documents.advise import document
 from attnbench.report.render import rendered
 from attnbench.schema.case import Case, parse_mask
+from attnbench.schema.messages import ModelSizes
 from attnbench.schema.record import Cell, Record
 from attnbench.store.folder import SWEEP, RunFolder
 from attnbench.store.runs import load_run, new_run
@@ -320,6 +321,8 @@ def test_a_call_is_measured_within_the_budget_and_then_known(cli, here):
     warm = [replace(r, metrics=r.metrics | {"l2": "warm"}) for r in run.records]
     other = synthetic.write_run(here, "warm", warm, {"plan": run.info["plan"]})
     assert advising.stored(plan, [other], settings) is None, "a warm cache is no step's"
+    model = replace(settings, model=ModelSizes(layers=2, inner=64))
+    assert advising.stored(plan, [run.path], model) is None, "it says nothing of MLP and head"
 
 
 def test_python_measures_advises_from_what_is_stored_and_has_the_table(cli, here):

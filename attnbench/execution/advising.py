@@ -82,9 +82,12 @@ def stored(plan: Plan, runs: Iterable[Path], settings: Settings) -> Path | None:
     defaults = {(case_id, DEFAULT) for case_id, _ in asked}
     for path in () if settings.files else runs:
         with contextlib.suppress(StoreError):  # a damaged one is not what was asked about
+            run = load_run(path)
+            if settings.model and not (run.info.get("settings") or {}).get("model"):
+                continue  # from before the rest of a model was timed
             known = {
                 record.cell.key: record
-                for record in load_run(path).records
+                for record in run.records
                 if not (record.samples and settings.l2 == "step" and reads_cache(record.cell.case))
                 or record.metrics.get("l2") == "cold"
             }
