@@ -108,16 +108,16 @@ def model_sizes(model: str | None, workload: str | None) -> ModelSizes | None:
     inner = (row.moe_intermediate_size if experts > 1 else None) or row.intermediate_size
     encoder, act = "encoder" in arch, row.hidden_activation or row.hidden_act
     act = act or ("gelu" if encoder else "silu")
-    if inner is None or act not in ACTIVATIONS:
-        what = "intermediate_size" if inner is None else f"activation {act:.60}"
-        notes.append(f"MLP not timed: no {what}")
+    if act not in ACTIVATIONS:
+        notes, inner = [f"MLP not timed: no activation {act:.60}"], 0
+    elif inner is None:
+        notes = ["MLP not timed: no intermediate_size"]
     if row.vocab_size is None and not encoder:
         notes.append("head not timed: no vocab_size")
     return ModelSizes(
-        layers=_given(row, "num_hidden_layers"), gated=not encoder, experts=experts,
-        inner=inner if inner and act in ACTIVATIONS else 0, chosen=row.num_experts_per_tok or 1,
-        activation=ACTIVATIONS.get(act, "silu"), notes=tuple(notes),
-        vocab=0 if encoder else row.vocab_size or 0,
+        layers=_given(row, "num_hidden_layers"), inner=inner or 0, gated=not encoder,
+        experts=experts, chosen=row.num_experts_per_tok or 1, notes=tuple(notes),
+        activation=ACTIVATIONS.get(act, "silu"), vocab=0 if encoder else row.vocab_size or 0,
     )  # fmt: skip
 
 

@@ -180,18 +180,18 @@ class Generate:
 
     def core(self, _: Tensors) -> Callable[[], Any]:
         """The core's call in the middle step, on what the first layer gives it."""
-        given: list[Callable[[], Any]] = []
+        calls: list[Callable[[], Any]] = []
 
-        def noted(core: Callable[..., torch.Tensor], *q_k_v: torch.Tensor) -> torch.Tensor:
-            given.append(functools.partial(core, *q_k_v))
-            return core(*q_k_v)
+        def given(to: list[Any], core: Any, q: Any, k: Any, v: torch.Tensor) -> torch.Tensor:
+            to.append(functools.partial(core, q, k, v))
+            return v.new_zeros(*q.shape[:3], v.shape[-1])
 
         with torch.no_grad():
             for number, step in enumerate(self.steps):
                 end, core, last = step.args
-                middle = number == len(self.steps) // 2
-                self._step(end, functools.partial(noted, core) if middle else core, last)
-        return given[0]
+                to = calls if number == len(self.steps) // 2 else []
+                self._step(end, functools.partial(given, to, core), last)
+        return calls[0]
 
     def _step(self, end: int, core: Callable[..., torch.Tensor], last: bool) -> torch.Tensor:
         outputs, together = [], self._together
