@@ -11,6 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.analysis.pairs import cell_times, core_times, step_times
+from attnbench.api import implementation
 from attnbench.measure.clock import clock_for
 from attnbench.measure.sampling import StoppingRule
 from attnbench.measure.watch import Watch
@@ -19,8 +20,10 @@ from attnbench.schema.case import Case, parse_mask
 from attnbench.schema.messages import ModelSizes
 from attnbench.schema.record import Record
 from attnbench.worker.checking import Entry
+from attnbench.worker.inputs import Draw
 from attnbench.worker.measuring import Instruments, measure_group
 from attnbench.worker.model import MOST_FLOPS, part_of
+from attnbench.worker.workloads import WORKLOADS
 from tests.conftest import collector
 
 LLAMA = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4,
@@ -152,3 +155,18 @@ def test_core_mlp_and_head_are_timed_in_the_rounds_of_their_layer(
 ])  # fmt: skip
 def test_what_a_config_does_not_give_is_said(tmp_path, config, note):
     assert sizes_of(tmp_path, config).notes == (note,)
+
+
+@pytest.mark.parametrize(("cache", "written"), [("concat", True), ("static", False)])
+def test_keys_that_a_step_makes_are_as_hot_for_its_attention_alone_as_in_the_step(cache, written):
+    case = Case(workload="decode", heads=2, head_dim=8, seq_len=16, new_tokens=4, cache=cache,
+                mask=parse_mask("causal"))  # fmt: skip
+    workload = WORKLOADS.get("decode")
+    tensors = workload.tensors(case)
+    workload.fill(case, tensors, Draw(seed=0))
+    bound = workload.bind(case, implementation("naive"), tensors)
+    assert bound.core is not None
+    core: Any = bound.core({})
+    before = core.args[1]._version
+    clock_for("cpu", l2="cold").batch(core, 2)
+    assert (core.args[1]._version > before) == written
