@@ -307,6 +307,24 @@ def test_what_was_seen_stays_when_a_program_fails_or_is_stopped(tmp_path):
     assert "1 call" in errors
 
 
+def test_a_verified_capture_counts_what_no_hook_saw(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(
+        f"{F_LINE}{CALL}{CALL}"
+        "torch.ops.aten.scaled_dot_product_attention(q, q, q)\n"
+        "def attend(q):\n    return F.scaled_dot_product_attention(q, q, q)\n"
+        "scripted = torch.jit.script(attend)\n"
+        "scripted(q.requires_grad_()).sum().backward()\n"
+        "torch.nn.MultiheadAttention(4, 2)(q[0], q[0], q[0])\n"
+        "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q)\n"
+    )
+    seen = run(sys.executable, str(script), options=("--verify",), cwd=tmp_path)
+    ops = {"scaled_dot_product_attention": 2, "_scaled_dot_product_flash_attention_for_cpu": 1}
+    verified = json.loads((tmp_path / "captured.json").read_text())["verified"]
+    assert verified == {"calls": 3, "unseen": {f"aten::{op}": n for op, n in ops.items()}}
+    assert "3 calls seen, 3 more ran that capture cannot describe: 2 × aten::" in seen.stderr
+
+
 @pytest.mark.parametrize(
     ("program", "said"),
     [

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import CellType, FrameType, ModuleType
 from typing import Any
@@ -45,6 +46,13 @@ class _Here(threading.local):
 
 
 _here = _Here()
+_around: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+def around(context: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Call what is hooked inside of such a context from now on."""
+    global _around
+    _around = context
 
 
 class Hook:
@@ -84,7 +92,8 @@ def _counted(
     began_s = time.perf_counter()
     out = stopped = None
     try:
-        out = original(*args, **kwargs)
+        with _around():
+            out = original(*args, **kwargs)
     except Exception as err:
         if type(err).__name__ != "_StopRecomputationError":
             raise

@@ -16,10 +16,12 @@ import click
 
 from attnbench.base.jsontext import plain
 from attnbench.base.signals import handled
+from attnbench.base.units import counted
 from attnbench.cli.options import command_options
 from attnbench.errors import StoreError, UsageError
 from attnbench.planning.caselist import is_captured
 
+_VERIFIED = 200  # calls
 _SITE = Path(__file__).parents[1] / "capturing" / "site"
 
 
@@ -41,8 +43,13 @@ def capture(program: tuple[str, ...], **options: Any) -> None:
 
     output: Path = options["output"]
     _refuse(program, output)
-    seen, code = _run(program, {name: options[name] for name in ("calls", "seconds")})
-    if not seen or not seen.get("calls"):
+    asked = {name: options[name] for name in ("calls", "seconds", "verify")}
+    seen, code = _run(program, asked | {"verify": False})
+    if "calls" in seen and asked["verify"]:
+        first = min(asked["calls"] or _VERIFIED, _VERIFIED)
+        again, _ = _run(program, asked | {"calls": first}, subprocess.DEVNULL)
+        seen["verified"] = {"calls": again.get("calls"), "unseen": again.get("unseen", {})}
+    if not seen.get("calls"):
         raise UsageError(f"no attention was seen: {_reason(seen, program)}; it exited with {code}")
     code = 0 if seen["stopped"] else code
     try:
@@ -68,17 +75,21 @@ def _refuse(program: tuple[str, ...], output: Path) -> None:
         raise UsageError(f"--output {output} exists and is not of a capture; give another name")
 
 
-def _run(program: tuple[str, ...], limits: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+def _run(
+    program: tuple[str, ...], asked: Mapping[str, Any], streams: int | None = None
+) -> tuple[dict[str, Any], int]:
     """What was seen of the program, empty where no Python read our hooks, and its exit code."""
     before = os.environ.get("PYTHONPATH")
     with tempfile.TemporaryDirectory(prefix="attnbench-capture-") as folder:
         file = Path(folder, "seen.json")
-        asked = {"file": str(file), "root": str(_SITE.parents[2]), "pythonpath": before, **limits}
+        asked = {"file": str(file), "root": str(_SITE.parents[2]), "pythonpath": before, **asked}
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join([str(_SITE), *([before] if before else [])]),
             "ATTNBENCH_CAPTURE": json.dumps(asked),
         }
-        with subprocess.Popen(program, env=environment) as process:
+        with subprocess.Popen(
+            program, env=environment, stdin=streams, stdout=streams, stderr=streams
+        ) as process:
             try:  # a terminal sends Ctrl-C to the program, too, which ends as it wants to
                 with handled((signal.SIGINT,), lambda *_: None):
                     code = process.wait()
@@ -96,10 +107,12 @@ def _reason(seen: Mapping[str, Any], program: tuple[str, ...]) -> str:
         return f"the program was stopped {seen['stopped']}, before its first call"
     if "calls" in seen:
         compiled = f"; {seen['compiled']} functions that torch.compile took are not seen"
+        unseen = seen.get("verified", {}).get("unseen", {})
+        ran = [f"; {counted(n, 'call')} of {op} ran unseen" for op, n in unseen.items()]
         return (
             "the program made no call, looked for scaled_dot_product_attention under any name,"
             " nn.MultiheadAttention, nn.TransformerEncoder and the attention of transformers"
-        ) + compiled * bool(seen["compiled"])
+        ) + "".join([compiled * bool(seen["compiled"]), *ran])
     if seen["lacks"]:
         return f"its Python cannot load attnbench ({plain(seen['lacks'])}); install attnbench there"
     return "the program imported no torch"

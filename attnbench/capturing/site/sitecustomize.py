@@ -37,8 +37,13 @@ def _start(_torch: Any) -> None:
     seen, pid = Seen(), os.getpid()
     seen.most, seen.until_s = (_ASKED[key] or float("inf") for key in ("calls", "seconds"))
     seen.began_s = _BEGAN_S
+    unseen: Any = dict
+    if _ASKED["verify"]:
+        from attnbench.capturing.verifying import Watch
+
+        unseen = Watch(_ASKED["file"] + ".trace").unseen
     hooks.start(seen)
-    atexit.register(lambda: _write(seen.report()) if os.getpid() == pid else None)
+    atexit.register(lambda: _write(seen.report() | unseen()) if os.getpid() == pid else None)
 
 
 def _write(what: dict[str, Any]) -> None:

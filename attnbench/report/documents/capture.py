@@ -36,6 +36,14 @@ def document(seen: Mapping[str, Any], file: str, code: int) -> doc.Document:
     if seen["compiled"]:
         notes.append(f"{counted(seen['compiled'], 'function')} went through torch.compile, whose"
                      " calls are not seen")  # fmt: skip
+    if verified := seen.get("verified"):
+        unseen = [f"{n} × {op}" for op, n in verified["unseen"].items()]
+        notes.append(
+            f"verified in a second run: {counted(verified['calls'] or 0, 'call')} seen, "
+            f"{sum(verified['unseen'].values())} more ran that capture cannot describe"
+            + f": {', '.join(unseen)}"
+            * bool(unseen)
+        )
     if seen["stopped"]:
         notes.append(f"stopped {seen['stopped']}, as asked")
     cases = len(seen["cases"])
