@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention as imported
 
 import attnbench
+from attnbench.capturing.describing import refusals
 from attnbench.capturing.masks import classify
 from attnbench.planning.caselist import listed
 from attnbench.schema.mask import parse_mask
@@ -257,6 +259,52 @@ def test_many_calls_make_a_short_list():
             F.scaled_dot_product_attention(q, q.expand(1, 1, 2, 2), q, scale=1.0 + length % 7)
     assert counts(seen, "scale") == {(1.0 + i,): 857 + (i == 0) for i in range(7)}
     assert len(json.dumps(seen.report())) < 10_000
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cache = random(1, 2, 8, 4)
+
+    def forward(self, q):
+        return F.scaled_dot_product_attention(q, self.cache, self.cache)
+
+
+def test_counts_are_per_marked_step_and_say_which_modules_took_how_many_caches():
+    model = nn.Sequential(nn.Sequential(Layer(), Layer()), Layer())
+    shared, q = Layer(), random(1, 2, 8, 4)
+    with attnbench.capture() as seen, torch.no_grad():
+        for _ in range(4):
+            model(q)
+            shared(q[..., :3, :])
+            shared(q[..., :3, :])
+            seen.step()
+    assert counts(seen, "L", "calls", "caches") == {(8, 12, 3): 3, (3, 8, 1): 2}
+    assert seen.report()["steps"] == 4
+    names = {case["L"]: case["call"]["modules"] for case in seen.cases}
+    expected = {f"Sequential.{path}": 4 for path in ("0.0", "0.1", "1")}
+    assert names == {8: expected, 3: {"Layer": 8}}
+
+
+def test_a_call_on_a_gpu_says_why_a_fast_kernel_did_not_run(monkeypatch):
+    q, asked = random(1, 2, 8, 4), []
+
+    def refuses(params, debug):
+        asked.append((params, debug))
+        warnings.warn(
+            "Expected q to be half. (Triggered internally at sdp_utils.cpp:9.)", stacklevel=1
+        )
+        return False
+
+    cuda = torch.backends.cuda
+    monkeypatch.setattr(cuda, "SDPAParams", lambda *given: given[:1] + given[4:])
+    monkeypatch.setattr(cuda, "can_use_flash_attention", refuses)
+    monkeypatch.setattr(cuda, "can_use_cudnn_attention", lambda params, debug: False)
+    monkeypatch.setattr(cuda, "can_use_efficient_attention", lambda params, debug: True)
+    given = (q, q, q, None, 0.0, True, False)
+    why = {"flash": "Expected q to be half.", "cudnn": "torch gives no reason"}
+    assert dict(refusals(*given)) == why
+    assert asked == [((q, 0.0, True, False), True)]
 
 
 def run(*program, options=(), **more):

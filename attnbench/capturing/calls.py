@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -24,7 +25,9 @@ from attnbench.schema.case import CAPTURE_VERSION, DTYPE_BYTES
 
 Call = dict[str, Any]  # as in the list, flat: with op, backend, device, grad, problems
 _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-_STEPS = 4  # groups that the growing caches of a generation are counted in
+_MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
+_CACHES = 256  # distinct tensors of keys that are told apart
+_GROUPS = 4  # groups that the growing caches of a generation are counted in
 
 
 @dataclass
@@ -37,27 +40,39 @@ class Row:
     recomputed: int = 0
     time_s: float = 0.0
     places: Counter[tuple[CodeType, int]] = field(default_factory=Counter)
+    modules: Counter[str] = field(default_factory=Counter)
+    keys: set[int] = field(default_factory=set)  # where those of the last calls begin
+    caches: int = 0
 
-    def came_backward(self, _gradient: torch.Tensor) -> None:
-        """Count a backward pass; the hook of an output, whose gradient it leaves as it is."""
+    def took(self, keys: int) -> None:
+        """Count the tensors of keys, by where they begin, until one comes again; up to 256."""
+        if keys in self.keys or len(self.keys) == _CACHES:
+            self.keys.clear()
+        self.keys.add(keys)
+        self.caches = max(self.caches, len(self.keys))
+
+    def came_backward(self, _gradients: Any) -> None:
+        """Count a backward pass; what made an output calls it with gradients, which stay."""
         self.backward += 1
 
-    def cases(self) -> Iterator[dict[str, Any]]:
+    def cases(self, steps: int) -> Iterator[dict[str, Any]]:
         """A row of the list for each pass; `call` has what a case does not say, for people."""
         lines = Counter[str]()
         for (code, line), count in self.places.items():
             lines[f"{code.co_filename}:{line} {code.co_qualname}"] += count
         row = {name: value for name, value in self.call.items() if value not in (None, ())}
         about = {name: row.pop(name) for name in ("op", "backend", "device", "grad")}
-        about["places"] = lines.most_common(5)
+        about["refusals"] = dict(row.pop("refusals", ()))
+        about |= {"caches": self.caches or None, "places": lines.most_common(5)}
+        about["modules"] = dict(self.modules.most_common())
         passes = {"both": self.backward, "forward": self.count - self.backward}
         for pass_, count in passes.items():
             if count > 0:
                 about["recomputed"] = (
                     0 if pass_ == "both" and passes["forward"] else self.recomputed
                 )
-                call = about | {"time_s": self.time_s * count / self.count}
-                yield row | {"pass": pass_, "count": count, "call": call}
+                call = about | {"calls": count, "time_s": self.time_s * count / self.count}
+                yield row | {"pass": pass_, "count": max(1, round(count / steps)), "call": call}
 
 
 class Seen:
@@ -69,20 +84,22 @@ class Seen:
     def __init__(self, places: bool = True) -> None:
         self.rows: dict[Any, Row] = {}
         self.undescribed: Counter[str] = Counter()
-        self.count, self.most, self.until_s = 0, math.inf, math.inf
+        self.count, self.steps, self.most, self.until_s = 0, 0, math.inf, math.inf
         self.began_s, self.ended_s = time.perf_counter(), 0.0
         self.stopped = ""
         self._places, self._lock = places, threading.Lock()
         self._by_key: dict[Any, Row] = {}
+        self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
         self.fingerprints = Fingerprints()
 
     def add(
-        self, key: Any, make: Callable[[], Call], out: Any, time_s: float, frame: FrameType
-    ) -> None:
-        """Count a call; `make` describes it where `key` is new."""
+        self, key: Any, make: Callable[[], Call], keys: int, out: Any, time_s: float,
+        frame: FrameType,
+    ) -> None:  # fmt: skip
+        """Count a call; `make` describes it where `key` is new, its `keys` begin there or at 0."""
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
             frame = frame.f_back  # to the innermost line that is neither torch's nor ours
-        place = (frame.f_code, frame.f_lineno)
+        place, module = (frame.f_code, frame.f_lineno), self._module(frame) if self._places else ""
         row = self._by_key.get(key)
         call = make() if row is None else {}
         with self._lock:
@@ -95,10 +112,37 @@ class Seen:
             row.count += 1
             row.time_s += time_s
             row.recomputed += torch._C._current_graph_task_id() != -1
+            if keys:
+                row.took(keys)
             if self._places and (place in row.places or len(row.places) < 16):
                 row.places[place] += 1
+            if module and (module in row.modules or len(row.modules) < 64):
+                row.modules[module] += 1
         if getattr(out, "requires_grad", False):
-            out.register_hook(row.came_backward)
+            out.grad_fn.register_prehook(row.came_backward)  # half the time of a tensor's hook
+
+    def _module(self, frame: FrameType | None) -> str:
+        """The module that a frame is called by, named from the outermost one; "" for none.
+
+        Only frames of `__call__` are asked for locals: those it keeps in any case.
+        """
+        while frame is not None and frame.f_code is not _MODULE_CALL:
+            frame = frame.f_back
+        if frame is None:
+            return ""
+        module = root = frame.f_locals["self"]
+        if (name := self._names.get(module)) is None:
+            while (frame := frame.f_back) is not None:
+                if frame.f_code is _MODULE_CALL:
+                    root = frame.f_locals["self"]
+            for path, part in root.named_modules(prefix=type(root).__name__):
+                self._names.setdefault(part, path)
+            name = self._names.setdefault(module, type(module).__name__)
+        return name
+
+    def step(self) -> None:
+        """Mark the end of a step, such as one of training: each `count` is then per step."""
+        self.steps += 1
 
     def end_if_asked(self) -> None:
         """End the program where as many calls or seconds are over as were asked for."""
@@ -118,7 +162,7 @@ class Seen:
         """What cases have, and what none has; what most time went to first."""
         with self._lock:
             rows = list(self.rows.values())
-        listed = [case for row in _steps(rows) for case in row.cases()]
+        listed = [case for row in _grouped(rows) for case in row.cases(max(1, self.steps))]
         listed.sort(key=lambda row: -row["call"]["time_s"])
         fit = [row for row in listed if "problems" not in row]
         return fit, [row for row in listed if "problems" in row]
@@ -130,7 +174,8 @@ class Seen:
         return {
             "capture": CAPTURE_VERSION,
             "wall_s": (self.ended_s or time.perf_counter()) - self.began_s,
-            "calls": self.count, "stopped": self.stopped, "torch": torch.__version__,
+            "calls": self.count, "steps": self.steps, "stopped": self.stopped,
+            "torch": torch.__version__,
             "compiled": int(utils.counters["frames"]["ok"]) if utils else 0,
             "undescribed": dict(self.undescribed), "cases": cases, "left_out": left_out,
         }  # fmt: skip
@@ -147,7 +192,7 @@ class Seen:
             raise StoreError(f"cannot write {path} ({err.strerror})") from err
 
 
-def _steps(rows: Iterable[Row]) -> Iterator[Row]:
+def _grouped(rows: Iterable[Row]) -> Iterator[Row]:
     """Rows; those of a generation, alike but for the cache's length, in groups of near lengths.
 
     A group has the mean of its lengths: of the cache, or of what is in one with room left.
@@ -163,13 +208,15 @@ def _steps(rows: Iterable[Row]) -> Iterator[Row]:
         alike.setdefault(tuple(call.items()), []).append((length, row))
     for group in alike.values():
         group.sort(key=lambda item: item[0])
-        size = -(-len(group) // _STEPS)
+        size = -(-len(group) // _GROUPS)
         for part in (group[at : at + size] for at in range(0, len(group), size)):
             total = Row(part[0][1].call)
             for _, row in part:
                 for name in ("count", "backward", "recomputed", "time_s"):
                     setattr(total, name, getattr(total, name) + getattr(row, name))
                 total.places.update(row.places)
+                total.modules.update(row.modules)
+                total.caches = max(total.caches, row.caches)
             if len(part) > 1:
                 mean = round(sum(length * row.count for length, row in part) / total.count)
                 full = total.call["mask"] == "full"

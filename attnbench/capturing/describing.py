@@ -1,12 +1,13 @@
 """From the arguments of a call to its key and its description.
 
 Each function is given what it needs of a capture, whether the output has a gradient, what the call
-is inside of, and the arguments as the program gave them. The key is cheap; what describes runs for
-new keys alone.
+is inside of, and the arguments as the program gave them. It returns a key, which is cheap, what
+describes the call, for new keys alone, and the address of the keys, 0 where they are in no cache.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,20 +17,44 @@ import torch
 from attnbench.capturing.calls import Call, described
 from attnbench.capturing.masks import Fingerprints, Found, classify, padding, top_left
 
-Described = tuple[Any, Callable[[], Call]]
+Described = tuple[Any, Callable[[], Call], int]
 Describe = Callable[..., Described]
 _BACKENDS = ("math", "flash", "efficient", "cudnn", "overrideable")
 
 
 def _tensor(x: torch.Tensor) -> tuple[Any, ...]:
-    """What tells tensors of different calls apart, but for their contents."""
+    """What tells tensors of different calls apart, but for their contents and device."""
     if x.is_nested:
-        return tuple(part.shape for part in x.unbind()), x.dtype, x.device
-    return x.shape, x.stride(), x.dtype, x.device, torch.is_autocast_enabled(x.device.type)
+        return tuple(part.shape for part in x.unbind()), x.dtype
+    return x.shape, x.stride(), x.dtype
+
+
+def _place(x: torch.Tensor) -> tuple[Any, ...]:
+    """Where a call runs, and whether in another dtype than its tensors have."""
+    device = x.device
+    if not torch._C._is_any_autocast_enabled():  # 3 µs less than to ask for one device
+        return device, None
+    return device, torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
 
 
 def _dropout(rate: float) -> list[str]:
     return [f"dropout {rate:g}"] * (rate > 0)
+
+
+def refusals(*given: Any) -> tuple[tuple[str, str], ...]:
+    """Which fast backends do not take a call of SDPA on CUDA, each with torch's first reason.
+
+    Given are q, k, v, mask, dropout, is_causal and enable_gqa.
+    """
+    cuda, why = torch.backends.cuda, {}
+    params = cuda.SDPAParams(*given)
+    for name in ("flash", "efficient", "cudnn"):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            if not getattr(cuda, f"can_use_{name}_attention")(params, debug=True):
+                texts = [str(warning.message).partition(" (Triggered")[0] for warning in said]
+                why[name] = next(iter(texts), "torch gives no reason")
+    return tuple(why.items())
 
 
 def sdpa(
@@ -44,10 +69,10 @@ def sdpa(
     if query.is_nested:
         raise TypeError("a nested batch")
     op = outer.op if outer else "sdpa"
-    q, k, v = (outer.qkv if outer else None) or (query, key, value)
+    q, k, v = shown = (outer.qkv if outer else None) or (query, key, value)
     bias = getattr(attn_mask, "variant", None)  # of torch's CausalBias, a tensor without contents
     content = str(bias) if bias is not None else prints.of(attn_mask)
-    parts = (_tensor(query), _tensor(key), _tensor(q), _tensor(k), _tensor(v))
+    parts = [_tensor(x) for x in (shown if q is query and k is key else (*shown, query, key))]
     options: Any = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale,
                "enable_gqa": enable_gqa}  # fmt: skip
 
@@ -61,12 +86,14 @@ def sdpa(
             mask = classify(attn_mask[..., :L, :] if attn_mask.dim() > 1 else attn_mask, L, S)
         plain = None if bias is not None else attn_mask
         chosen = torch._fused_sdp_choice(query, key, value, attn_mask=plain, **options)
-        return described(
+        asked = (query, key, value, plain, dropout_p, is_causal, enable_gqa)
+        call = described(
             op, (q, k[..., :S, :], v[..., :S, :]), mask, device=q.device.type, scale=scale,
             grad=grad, backend=_BACKENDS[chosen], problems=_dropout(dropout_p),
         )  # fmt: skip
+        return call | {"refusals": refusals(*asked) if query.is_cuda else ()}
 
-    return (op, *parts, content, *options.values(), grad), make
+    return (op, _place(query), *parts, content, *options.values(), grad), make, k.data_ptr()
 
 
 def transformers(
@@ -94,8 +121,9 @@ def transformers(
         return described(op, (query, key, value), mask, device=query.device.type, scale=scaling,
                          grad=grad, problems=wrong, backend="eager" * eager)  # fmt: skip
 
-    return (op, _tensor(query), _tensor(key), _tensor(value), prints.of(attention_mask), scaling,
-            tuple(wrong), window, causal, grad), make  # fmt: skip
+    parts = [_tensor(x) for x in (query, key, value)]
+    return (op, _place(query), *parts, prints.of(attention_mask), scaling, tuple(wrong), window,
+            causal, grad), make, key.data_ptr()  # fmt: skip
 
 
 def multi_head(
@@ -111,8 +139,7 @@ def multi_head(
         of_keys = given.get("mask_type") == 1
         mask, padded = (None, given.get("mask")) if of_keys else (given.get("mask"), None)
     more_keys = given.get("bias_k") is not None or bool(given.get("add_zero_attn"))
-    wrong = ["keys of the module's own"] * more_keys
-    wrong += _dropout(given.get("dropout_p", 0.0) if given.get("training", True) else 0.0)
+    dropout = given.get("dropout_p", 0.0) if given.get("training", True) else 0.0
 
     def make() -> Call:
         lengths = [len(part) for part in x.unbind()] if x.is_nested else []
@@ -127,11 +154,13 @@ def multi_head(
         return described(
             op, [empty(B, H, n, x.size(-1) // H) for n in (L, S, S)],
             found if seen is None else classify(seen, L, S), device=x.device.type,
-            grad=grad, backend="" if native else "weights", problems=wrong,
+            grad=grad, backend="" if native else "weights",
+            problems=["keys of the module's own"] * more_keys + _dropout(dropout),
         )  # fmt: skip
 
-    return (op, _tensor(x), _tensor(kv), H, tuple(wrong), prints.of(padded), prints.of(mask),
-            grad), make  # fmt: skip
+    sizes = _tensor(x), None if kv is x else _tensor(kv), H
+    return (op, _place(x), sizes, more_keys, dropout, prints.of(padded), prints.of(mask),
+            grad), make, 0  # fmt: skip
 
 
 def _combined(mask: Any, padding_BS: Any, dtype: torch.dtype) -> torch.Tensor | None:

@@ -122,13 +122,13 @@ def _record(
         try:
             if torch._C._get_tracing_state() is not None:
                 raise TypeError("jit.trace")
-            key, make = describe(seen.fingerprints, grad, outer, *args, **kwargs)
+            key, make, keys = describe(seen.fingerprints, grad, outer, *args, **kwargs)
 
             def made(make: Any = make) -> Any:
                 with torch.no_grad(), _disable_current_modes(), torch._C.DisableTorchFunction():
                     return make()
 
-            seen.add(key, made, out, time_s, frame)
+            seen.add(key, made, keys, out, time_s, frame)
         except Exception as err:
             seen.undescribed[f"{type(err).__name__}: {err}"[:100]] += 1
             seen.count += 1
