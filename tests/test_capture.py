@@ -430,3 +430,10 @@ def test_what_was_captured_is_checked_and_listed_in_place_of_battery_and_models(
     (row,) = found["sections"][0]["parts"][0]["table"]
     assert (row["count"], row["seq_len"], row["mask"]) == (3, 8, "causal")
     assert str(file) in found["commands"][0]["command"]
+    for text, said in (
+        ('{"capture": 9}', "a capture of version 9"),
+        ('{"x": 1}', "an object, not a"),
+    ):
+        file.write_text(text)
+        done = cli("check", "--cases", file)
+        assert (done.exit_code, said in done.output) == (2, True)

@@ -78,8 +78,11 @@ def _rows(file: Path) -> list[Any]:
         text = files.read(file).decode("utf-8-sig")
         if file.suffix == ".json" and text.lstrip().startswith("{"):
             captured = json.loads(text)
-            if captured.get("capture") != CAPTURE_VERSION:
-                raise ValueError("it is not of a capture, or of another version")
+            if (version := captured.get("capture")) != CAPTURE_VERSION:
+                of = "an object, not a list of cases"
+                if version is not None:
+                    of = f"a capture of version {version}, not {CAPTURE_VERSION}; capture again"
+                raise UsageError(f"{file} (--cases) is {of}")
             rows: list[Any] = [
                 [pair for pair in case.items() if pair[0] != "call"] for case in captured["cases"]
             ]
