@@ -194,6 +194,7 @@ def test_multihead_attention_is_seen_on_each_of_its_ways(grad):
     }
     ops = {case["call"]["op"] for case in seen.cases}
     assert ops == ({"MultiheadAttention"} if grad else {"MultiheadAttention, fast path"})
+    assert {(*case["call"]["modules"],) for case in seen.cases} == {("MultiheadAttention",)}
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors.*")

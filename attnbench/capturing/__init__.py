@@ -10,17 +10,17 @@ from attnbench.capturing.calls import Seen
 
 
 @contextmanager
-def capture(*, places: bool = True) -> Iterator[Seen]:
+def capture() -> Iterator[Seen]:
     """Count the attention that is called meanwhile, in all threads.
 
-    Of each distinct call: sizes, dtype, layout, the mask by its content, how often, and with
-    `places` the lines that made it. `.cases` is the case list; `.save(path)` writes it for
+    Of each distinct call: sizes, dtype, layout, the mask by its content, how often, and the
+    lines and modules that made it. `.cases` is the case list; `.save(path)` writes it for
     the option --cases of advise and sweep. Seen are `F.scaled_dot_product_attention` under
     any name, `nn.MultiheadAttention` and `nn.TransformerEncoder` with their fast paths, and what
     transformers dispatches; not what compiled regions call. No tensor is kept, no result changes,
     and names are restored at the end.
     """
-    seen = Seen(places)
+    seen = Seen()
     hooks.start(seen)
     try:
         yield seen

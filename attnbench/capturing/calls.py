@@ -81,13 +81,13 @@ class Seen:
     `cases` is the case list: `sweep --cases` and `advise --cases` read the file of `save`.
     """
 
-    def __init__(self, places: bool = True) -> None:
+    def __init__(self) -> None:
         self.rows: dict[Any, Row] = {}
         self.undescribed: Counter[str] = Counter()
         self.count, self.steps, self.most, self.until_s = 0, 0, math.inf, math.inf
         self.began_s, self.ended_s = time.perf_counter(), 0.0
         self.stopped = ""
-        self._places, self._lock = places, threading.Lock()
+        self._lock = threading.Lock()
         self._by_key: dict[Any, Row] = {}
         self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
         self.fingerprints = Fingerprints()
@@ -97,9 +97,10 @@ class Seen:
         frame: FrameType,
     ) -> None:  # fmt: skip
         """Count a call; `make` describes it where `key` is new, its `keys` begin there or at 0."""
+        module = self._module(frame)
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
             frame = frame.f_back  # to the innermost line that is neither torch's nor ours
-        place, module = (frame.f_code, frame.f_lineno), self._module(frame) if self._places else ""
+        place = (frame.f_code, frame.f_lineno)
         row = self._by_key.get(key)
         call = make() if row is None else {}
         with self._lock:
@@ -114,7 +115,7 @@ class Seen:
             row.recomputed += torch._C._current_graph_task_id() != -1
             if keys:
                 row.took(keys)
-            if self._places and (place in row.places or len(row.places) < 16):
+            if place in row.places or len(row.places) < 16:
                 row.places[place] += 1
             if module and (module in row.modules or len(row.modules) < 64):
                 row.modules[module] += 1
