@@ -19,8 +19,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from attnbench.base.files import write_whole
 from attnbench.capturing.masks import Fingerprints, Found
-from attnbench.errors import StoreError
 from attnbench.schema.case import CAPTURE_VERSION, DTYPE_BYTES
 
 Call = dict[str, Any]  # as in the list, flat: with op, backend, device, grad, problems
@@ -62,15 +62,14 @@ class Row:
             lines[f"{code.co_filename}:{line} {code.co_qualname}"] += count
         row = {name: value for name, value in self.call.items() if value not in (None, ())}
         about = {name: row.pop(name) for name in ("op", "backend", "device", "grad")}
-        about["refusals"] = dict(row.pop("refusals", ()))
-        about |= {"caches": self.caches or None, "places": lines.most_common(5)}
-        about["modules"] = dict(self.modules.most_common())
-        passes = {"both": self.backward, "forward": self.count - self.backward}
-        for pass_, count in passes.items():
+        about |= {
+            "refusals": dict(row.pop("refusals", ())), "caches": self.caches or None,
+            "places": lines.most_common(5), "modules": dict(self.modules.most_common()),
+        }  # fmt: skip
+        forward = self.count - self.backward
+        for pass_, count in (("both", self.backward), ("forward", forward)):
             if count > 0:
-                about["recomputed"] = (
-                    0 if pass_ == "both" and passes["forward"] else self.recomputed
-                )
+                about["recomputed"] = 0 if pass_ == "both" and forward else self.recomputed
                 call = about | {"calls": count, "time_s": self.time_s * count / self.count}
                 yield row | {"pass": pass_, "count": max(1, round(count / steps)), "call": call}
 
@@ -157,28 +156,25 @@ class Seen:
     @property
     def cases(self) -> list[dict[str, Any]]:
         """The case list, what most time went to first; without what no case has."""
-        return self._listed()[0]
+        cases: list[dict[str, Any]] = self.report()["cases"]
+        return cases
 
-    def _listed(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """What cases have, and what none has; what most time went to first."""
+    def report(self) -> dict[str, Any]:
+        """All that was seen, as plain JSON; in `left_out` the calls that no case describes."""
+        utils: Any = sys.modules.get("torch._dynamo.utils")
         with self._lock:
             rows = list(self.rows.values())
         listed = [case for row in _grouped(rows) for case in row.cases(max(1, self.steps))]
         listed.sort(key=lambda row: -row["call"]["time_s"])
-        fit = [row for row in listed if "problems" not in row]
-        return fit, [row for row in listed if "problems" in row]
-
-    def report(self) -> dict[str, Any]:
-        """All that was seen, as plain JSON."""
-        utils: Any = sys.modules.get("torch._dynamo.utils")
-        cases, left_out = self._listed()
         return {
             "capture": CAPTURE_VERSION,
             "wall_s": (self.ended_s or time.perf_counter()) - self.began_s,
             "calls": self.count, "steps": self.steps, "stopped": self.stopped,
             "torch": torch.__version__,
             "compiled": int(utils.counters["frames"]["ok"]) if utils else 0,
-            "undescribed": dict(self.undescribed), "cases": cases, "left_out": left_out,
+            "undescribed": dict(self.undescribed),
+            "cases": [row for row in listed if "problems" not in row],
+            "left_out": [row for row in listed if "problems" in row],
         }  # fmt: skip
 
     def save(self, path: str | Path) -> None:
@@ -187,10 +183,7 @@ class Seen:
         Raises:
             StoreError: the file cannot be written.
         """
-        try:
-            Path(path).write_text(json.dumps(self.report(), indent=1) + "\n", "utf-8")
-        except OSError as err:
-            raise StoreError(f"cannot write {path} ({err.strerror})") from err
+        write_whole(Path(path), json.dumps(self.report(), indent=1) + "\n")
 
 
 def _grouped(rows: Iterable[Row]) -> Iterator[Row]:

@@ -14,11 +14,12 @@ from typing import Any
 
 import click
 
+from attnbench.base.files import write_whole
 from attnbench.base.jsontext import plain
 from attnbench.base.signals import handled
 from attnbench.base.units import counted
 from attnbench.cli.options import command_options
-from attnbench.errors import StoreError, UsageError
+from attnbench.errors import UsageError
 from attnbench.planning.caselist import is_captured
 
 _VERIFIED = 200  # calls
@@ -43,29 +44,22 @@ def capture(program: tuple[str, ...], **options: Any) -> None:
 
     output: Path = options["output"]
     _refuse(program, output)
-    asked = {name: options[name] for name in ("calls", "seconds", "verify")}
-    seen, code = _run(program, asked | {"verify": False})
-    if "calls" in seen and asked["verify"]:
-        first = min(asked["calls"] or _VERIFIED, _VERIFIED)
-        again, _ = _run(program, asked | {"calls": first}, subprocess.DEVNULL)
-        seen["verified"] = {"calls": again.get("calls"), "unseen": again.get("unseen", {})}
+    asked = {"calls": options["calls"], "seconds": options["seconds"], "verify": False}
+    seen, code = _run(program, asked)
+    if "calls" in seen and options["verify"]:
+        asked |= {"verify": True, "calls": min(options["calls"] or _VERIFIED, _VERIFIED)}
+        again, _ = _run(program, asked, subprocess.DEVNULL)
+        seen["verified"] = {"calls": again.get("calls", 0), "unseen": again.get("unseen", {})}
     if not seen.get("calls"):
         raise UsageError(f"no attention was seen: {_reason(seen, program)}; it exited with {code}")
     code = 0 if seen["stopped"] else code
-    try:
-        output.write_text(json.dumps(seen, indent=1) + "\n", "utf-8")
-    except OSError as err:
-        raise StoreError(f"cannot write {output} (--output): {err.strerror}") from err
+    write_whole(output, json.dumps(seen, indent=1) + "\n")
     click.echo(rendered(document(seen, str(output), code), "text"), nl=False, err=True)
     raise SystemExit(code)
 
 
 def _refuse(program: tuple[str, ...], output: Path) -> None:
-    """Say before the program runs what could not work.
-
-    Raises:
-        UsageError: there is no such program, or the file is not one of ours.
-    """
+    """Say before the program runs what could not work."""
     if shutil.which(program[0]) is None:
         hint = f"; write -- python {program[0]}" if program[0].endswith(".py") else ""
         raise UsageError(f"no program {program[0]}{hint}")
@@ -106,13 +100,13 @@ def _reason(seen: Mapping[str, Any], program: tuple[str, ...]) -> str:
     if seen.get("stopped"):
         return f"the program was stopped {seen['stopped']}, before its first call"
     if "calls" in seen:
-        compiled = f"; {seen['compiled']} functions that torch.compile took are not seen"
+        more = ["; functions that torch.compile took are not seen"] * bool(seen["compiled"])
         unseen = seen.get("verified", {}).get("unseen", {})
-        ran = [f"; {counted(n, 'call')} of {op} ran unseen" for op, n in unseen.items()]
+        more += [f"; {counted(n, 'call')} of {op} ran unseen" for op, n in unseen.items()]
         return (
             "the program made no call, looked for scaled_dot_product_attention under any name,"
             " nn.MultiheadAttention, nn.TransformerEncoder and the attention of transformers"
-        ) + "".join([compiled * bool(seen["compiled"]), *ran])
+        ) + "".join(more)
     if seen["lacks"]:
         return f"its Python cannot load attnbench ({plain(seen['lacks'])}); install attnbench there"
     return "the program imported no torch"

@@ -21,7 +21,8 @@ def document(seen: Mapping[str, Any], file: str, code: int) -> doc.Document:
         rows=[
             (doc.Value(row["count"], "count"), _words(row),
              row["call"]["op"] + f" ({row['call']['backend']})" * bool(row["call"]["backend"]),
-             doc.Value(1e6 * row["call"]["time_s"], "us"), _place(row["call"]["places"]))
+             doc.Value(1e6 * row["call"]["time_s"], "us"),
+             PurePath(row["call"]["places"][0][0].rpartition(" ")[0]).name)
             for row in rows
         ],
         spare=("op",), cut="place", most=12,
@@ -39,7 +40,7 @@ def document(seen: Mapping[str, Any], file: str, code: int) -> doc.Document:
     if verified := seen.get("verified"):
         unseen = [f"{n} × {op}" for op, n in verified["unseen"].items()]
         notes.append(
-            f"verified in a second run: {counted(verified['calls'] or 0, 'call')} seen, "
+            f"verified in a second run: {counted(verified['calls'], 'call')} seen, "
             f"{sum(verified['unseen'].values())} more ran that capture cannot describe"
             + f": {', '.join(unseen)}"
             * bool(unseen)
@@ -71,8 +72,3 @@ def _words(row: Mapping[str, Any]) -> str:
     more = (row["mask"], "full"), (row["pass"], "forward")
     parts = [*sizes, row["dtype"], *(word for word, plain in more if word != plain)]
     return " ".join((*parts, *row.get("problems", ())))
-
-
-def _place(places: list[Any]) -> str:
-    """The file and line that most calls came from, short enough for a terminal of 80 columns."""
-    return PurePath(places[0][0].rpartition(" ")[0]).name if places else ""
