@@ -165,8 +165,8 @@ def start(seen: Seen) -> None:
             for hook in _hooks:
                 _rebind(hook.original, hook, hook)
             sys.meta_path.insert(0, _FINDER)
-            for name in _ADAPTED.keys() & sys.modules.keys():
-                _ADAPTED[name](sys.modules[name])
+            for name in ADAPTED.keys() & sys.modules.keys():
+                ADAPTED[name](sys.modules[name])
         _ACTIVE.append(seen)
 
 
@@ -235,8 +235,8 @@ def _teach(rules: Any) -> None:
         rules.get_torch_obj_rule_map = taught
 
 
-_ADAPTED = {"transformers.modeling_utils": _wrap_registry, "torch._dynamo.trace_rules": _teach}
-_FINDER = Finder(_ADAPTED)
+ADAPTED = {"transformers.modeling_utils": _wrap_registry, "torch._dynamo.trace_rules": _teach}
+_FINDER = Finder(ADAPTED)
 
 
 @functools.lru_cache(256)

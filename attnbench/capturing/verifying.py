@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torch._dynamo.callback import callback_handler
 from torch.profiler import ExecutionTraceObserver, record_function
 
 from attnbench.capturing import hooks
@@ -26,10 +25,8 @@ class Watch:
 
     def __init__(self, file: str) -> None:
         self._file = Path(file)
-        compiling: Any = record_function(_SEEN)
-        callback_handler.register_start_callback(lambda _: compiling.__enter__())
-        callback_handler.register_end_callback(lambda _: compiling.__exit__(None, None, None))
         hooks.around(lambda: record_function(_SEEN))
+        hooks.ADAPTED["torch._dynamo.callback"] = _leave_out_compiling
         self._observer: Any = ExecutionTraceObserver().register_callback(file)
         self._observer.start()
 
@@ -51,3 +48,10 @@ class Watch:
             and not any(name == _SEEN or _ATTENTION.fullmatch(name) for name in outer(node))
         )
         return {"unseen": ops}
+
+
+def _leave_out_compiling(callback: Any) -> None:
+    """Have a compiler's trial runs in the trace as seen, once the program imports one."""
+    compiling: Any = record_function(_SEEN)
+    callback.callback_handler.register_start_callback(lambda _: compiling.__enter__())
+    callback.callback_handler.register_end_callback(lambda _: compiling.__exit__(None, None, None))
