@@ -389,6 +389,13 @@ def test_a_program_without_attention_is_one_line(tmp_path, program, said):
     assert not (tmp_path / "captured.json").exists()
 
 
+def test_a_program_that_is_stopped_before_its_first_call_is_said_to_be(tmp_path):
+    late = f"{F_LINE}import time\ntime.sleep(0.1)\n{CALL}"
+    done = run(sys.executable, "-c", late, options=("--seconds", "0.1"), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "was stopped after 0.1 s, before its first call" in done.stderr
+
+
 def test_what_cannot_be_run_or_written_is_refused_before(tmp_path):
     (tmp_path / "mine.json").write_text("[1]")
     for program, options, said in (

@@ -83,7 +83,7 @@ class Seen:
     def __init__(self) -> None:
         self.rows: dict[Any, Row] = {}
         self.undescribed: Counter[str] = Counter()
-        self.count, self.steps, self.most = 0, 0, math.inf
+        self.count, self.steps, self.most, self.until_s = 0, 0, math.inf, math.inf
         self.began_s, self.ended_s = time.perf_counter(), 0.0
         self.stopped = ""
         self._lock = threading.Lock()
@@ -145,9 +145,12 @@ class Seen:
         self.steps += 1
 
     def end_if_asked(self) -> None:
-        """End the program where it made as many calls as were asked for."""
+        """End the program where as many calls or seconds are over as were asked for."""
         if self.count >= self.most:
             self.stopped = f"after {self.count} calls"
+        elif time.perf_counter() - self.began_s >= self.until_s:
+            self.stopped = f"after {self.until_s:g} s"
+        if self.stopped:
             raise SystemExit(0)
 
     @property

@@ -44,7 +44,7 @@ def capture(program: tuple[str, ...], **options: Any) -> None:
 
     output: Path = options["output"]
     _refuse(program, output)
-    asked = {"calls": options["calls"], "verify": False}
+    asked = {"calls": options["calls"], "seconds": options["seconds"], "verify": False}
     seen, code = _run(program, asked)
     if "calls" in seen and options["verify"]:
         asked |= {"verify": True, "calls": min(options["calls"] or _VERIFIED, _VERIFIED)}
@@ -97,6 +97,8 @@ def _run(
 def _reason(seen: Mapping[str, Any], program: tuple[str, ...]) -> str:
     if not seen:
         return f"{program[0]} is not a Python that reads PYTHONPATH (python -I and -E do not)"
+    if seen.get("stopped"):
+        return f"the program was stopped {seen['stopped']}, before its first call"
     if "calls" in seen:
         more = ["; functions that torch.compile took are not seen"] * bool(seen["compiled"])
         unseen = seen.get("verified", {}).get("unseen", {})

@@ -35,7 +35,8 @@ def _start(_torch: Any) -> None:
     finally:
         sys.path.remove(_ASKED["root"])
     seen, pid = Seen(), os.getpid()
-    seen.most, seen.began_s = _ASKED["calls"] or float("inf"), _BEGAN_S
+    seen.most, seen.until_s = (_ASKED[key] or float("inf") for key in ("calls", "seconds"))
+    seen.began_s = _BEGAN_S
     unseen: Any = dict
     if _ASKED["verify"]:
         from attnbench.capturing.verifying import Watch
