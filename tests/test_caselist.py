@@ -62,7 +62,7 @@ def test_flags_hold_in_place_of_what_cases_say():
         ("x.csv", "B,L\n2,3\n2,x\n", r"x.csv \(--cases\), case 2: L takes whole numbers"),
         ("x.csv", "B,L\n", "holds no cases"),
         ("x.csv", "B,M\n2,3\n", r"unknown key 'M' \(.*case 1\)"),
-        ("x.json", "{}", "not a table or a list of objects"),
+        ("x.json", "{}", "an object, not a list of cases"),
         ("x.json", "[1]", "not a table or a list of objects"),
         ("x.json", '[{"L": true}]', "L takes whole numbers"),
         ("x.json", '[{"L": 1.5}]', "L takes whole numbers"),

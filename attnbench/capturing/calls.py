@@ -81,21 +81,29 @@ class Seen:
     """
 
     def __init__(self) -> None:
-        self.rows: dict[Any, Row] = {}
-        self.undescribed: Counter[str] = Counter()
-        self.count, self.steps, self.most, self.until_s = 0, 0, math.inf, math.inf
+        self.most, self.until_s = math.inf, math.inf
         self.began_s, self.ended_s = time.perf_counter(), 0.0
         self.stopped = ""
-        self._lock = threading.Lock()
-        self._by_key: dict[Any, Row] = {}
         self._names: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
         self.fingerprints = Fingerprints()
+        self.restart()
+
+    def restart(self, first: Callable[[], None] | None = None) -> None:
+        """Forget all calls, as in a forked process; `first` is called before the next counts."""
+        self.rows: dict[Any, Row] = {}
+        self.undescribed: Counter[str] = Counter()
+        self.count, self.steps, self.first = 0, 0, first
+        self._lock = threading.Lock()
+        self._by_key: dict[Any, Row] = {}
 
     def add(
         self, key: Any, make: Callable[[], Call], keys: int, out: Any, time_s: float,
         frame: FrameType,
     ) -> None:  # fmt: skip
         """Count a call; `make` describes it where `key` is new, its `keys` begin there or at 0."""
+        if (first := self.first) is not None:
+            self.first = None
+            first()
         module = self._module(frame)
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
             frame = frame.f_back  # to the innermost line that is neither torch's nor ours

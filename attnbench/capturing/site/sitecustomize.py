@@ -1,6 +1,7 @@
 """Installs the hooks in the program of `attnbench capture`, as soon as it has imported torch.
 
-Its folder is first in PYTHONPATH. The program sees the environment and the path that it would have.
+Its folder is first in PYTHONPATH, so that the children of the program have the hooks, too; each
+process writes a file of its own. The program's path is as it would be.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import json
 import os
 import runpy
 import sys
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 _BEGAN_S = time.perf_counter()
-_ASKED = json.loads(os.environ.pop("ATTNBENCH_CAPTURE"))
-os.environ.pop("PYTHONPATH")
-if _ASKED["pythonpath"] is not None:
-    os.environ["PYTHONPATH"] = _ASKED["pythonpath"]
+_ASKED = json.loads(os.environ["ATTNBENCH_CAPTURE"])
+_EVERY_S = 0.5  # a child that is killed loses no more
+_MAIN = os.environ.setdefault("ATTNBENCH_CAPTURE_MAIN", str(os.getpid())) == str(os.getpid())
 sys.path.remove(os.path.dirname(__file__))
 
 
@@ -34,21 +36,50 @@ def _start(_torch: Any) -> None:
         return
     finally:
         sys.path.remove(_ASKED["root"])
-    seen, pid = Seen(), os.getpid()
+    seen = Seen()
+    more: Callable[[], dict[str, Any]] = dict
     seen.most, seen.until_s = (_ASKED[key] or float("inf") for key in ("calls", "seconds"))
     seen.began_s = _BEGAN_S
-    unseen: Any = dict
-    if _ASKED["verify"]:
+    if _ASKED["verify"] and _MAIN:
         from attnbench.capturing.verifying import Watch
 
-        unseen = Watch(_ASKED["file"] + ".trace").unseen
+        more = Watch(os.path.join(_ASKED["folder"], "trace")).unseen
+
+    def report() -> None:
+        _write(seen.report() | more())
+
+    def first() -> None:
+        """In a child, which may be killed, or end without Python's own end."""
+        if "multiprocessing.util" in sys.modules:
+            sys.modules["multiprocessing.util"].Finalize(None, report, exitpriority=0)
+        threading.Thread(target=again, daemon=True).start()
+
+    def again() -> None:
+        written = 0
+        while True:
+            time.sleep(_EVERY_S)
+            if seen.count != written:
+                written = seen.count
+                report()
+
+    def forked() -> None:
+        nonlocal more
+        more = dict
+        seen.restart(first)
+
+    if not _MAIN:
+        seen.first = first
+    os.register_at_fork(after_in_child=forked)
     hooks.start(seen)
-    atexit.register(lambda: _write(seen.report() | unseen()) if os.getpid() == pid else None)
+    atexit.register(report)
 
 
 def _write(what: dict[str, Any]) -> None:
-    with open(_ASKED["file"], "w", encoding="utf-8") as out:
+    """Whole or not at all: a child may be killed meanwhile."""
+    file = os.path.join(_ASKED["folder"], f"{os.getpid()}.json")
+    with open(f"{file}.part", "w", encoding="utf-8") as out:
         json.dump(what, out)
+    os.replace(f"{file}.part", file)
 
 
 _write({"lacks": ""})

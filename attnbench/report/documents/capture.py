@@ -45,6 +45,8 @@ def document(seen: Mapping[str, Any], file: str, code: int) -> doc.Document:
             + f": {', '.join(unseen)}"
             * bool(unseen)
         )
+    if children := seen.get("children"):
+        notes.append(f"some were made by child processes: {children}")
     if seen["stopped"]:
         notes.append(f"stopped {seen['stopped']}, as asked")
     cases = len(seen["cases"])
