@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -478,3 +479,40 @@ def test_a_model_with_soft_capping_never_keeps_what_has_none(tmp_path):
     text = rendered(document(run))
     assert "sdpa has no soft-capping; of those that can be written with it naive is" in text
     assert "Can be written with soft-capping: naive; not: sdpa, sdpa-mask." in text
+
+
+PROGRAM = """
+import torch
+q = torch.randn(1, 2, 64, 8)
+for _ in range(3):
+    torch.nn.functional.scaled_dot_product_attention(q, q, q)
+torch.nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+"""
+
+
+@pytest.mark.usefixtures("imagined_worker")
+def test_a_program_is_run_and_its_calls_are_advised_on_by_place(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(PROGRAM)
+    ended = cli("advise", "--impls", "naive", "--", sys.executable, "mine.py")
+    assert ended.exit_code == 2
+    assert "the program says what it calls; remove --impls" in ended.stderr
+    ended = cli("advise", "--", sys.executable, "mine.py")
+    shown = " ".join(ended.stdout.split())
+    assert ended.exit_code == 0, ended.stderr
+    assert re.search(r"Attention takes [\d.]+ % of the program's [\d.]+ m?s: ", shown)
+    assert re.search(r"1 call is not compared, [\d.]+ % of the program: dropout", shown)
+    assert "mine.py:5" in shown
+    (run,) = Path("results").iterdir()
+    again = cli("advise", run)
+    assert "Attention takes" in again.stdout
+
+
+def test_a_program_without_attention_and_a_run_beside_one_are_refused(cli):
+    ended = cli("advise", "--", sys.executable, "-c", "import torch")
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert "the program made no call" in ended.stderr
+    ended = cli("advise", "latest", "--", sys.executable)
+    assert ended.exit_code == 2
+    assert "remove the program" in ended.stderr
+    assert "no program nowhere" in cli("advise", "--", "nowhere").stderr

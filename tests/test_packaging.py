@@ -194,6 +194,8 @@ LEFT_OUT = {
         make validate
         make validate PART=advise
         make validate PART=twins
+        make validate PART=shares
+        attnbench advise --budget 60s -- python docs/examples/llama_step.py
         make gpu OUT=dir
         . .venv/bin/activate
         pip install -e .
@@ -204,6 +206,7 @@ LEFT_OUT = {
         attnbench sweep --impl my_kernel.py --impls mine,sdpa
         attnbench gate --impl new.py --against old.py
         attnbench capture -- python my_model.py
+        attnbench advise -- python my_model.py --batch 8
         attnbench advise --seq-lens 512,2048 --masks causal --impl mine.py""",
     "a commit, or another environment": """
         attnbench gate

@@ -24,8 +24,17 @@ from attnbench.errors import UsageError
 _OF_A_RUN = ("run", "output", "format_", "as_json", "quiet")
 
 
-@click.command()
-@click.argument("run", type=RUN, required=False)
+class _WithProgram(click.Command):
+    """What stands behind `--` is a program."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        place = args.index("--") if "--" in args else len(args)
+        ctx.meta["program"] = tuple(args[place + 1 :])
+        return super().parse_args(ctx, args[:place])
+
+
+@click.command(cls=_WithProgram, options_metavar="[OPTIONS] [RUN | -- PROGRAM ARGS]")
+@click.argument("run", type=RUN, required=False, metavar="")
 @command_options(
     "advise",
     axes=axes_options(),
@@ -35,7 +44,8 @@ _OF_A_RUN = ("run", "output", "format_", "as_json", "quiet")
 def advise(**options: Any) -> None:
     """Say which attention is best for your calls.
 
-    The calls are those of --model, of --case, or of the axes. sdpa is called first, then all others
+    The calls are those of --model, of --case, of the axes, or of a program, which is run first:
+    `attnbench advise -- python my_model.py`. sdpa is called first, then all others
     that support the call: what takes more than 3 times as long is dropped, the rest is checked and
     timed within --budget. The calls that a step spends most in come first. With RUN, a folder, a
     name, `latest` or `previous`, nothing is measured. If a stored run of this machine tried all
@@ -54,18 +64,29 @@ def advise(**options: Any) -> None:
     from attnbench.report.documents.advise import document
     from attnbench.store.runs import load_run
 
+    program = click.get_current_context().meta["program"]
     if options["run"] is not None:
-        if flags := [flag for name, flag in given().items() if name not in _OF_A_RUN]:
+        flags = [flag for name, flag in given().items() if name not in _OF_A_RUN]
+        if flags := [*flags, *["the program"] * bool(program)]:
             raise UsageError(f"RUN is advice from what was measured; remove {', '.join(flags)}")
         run = found_run(options["run"], options["output"])
         here = is_here(run.shared(run.environments))
         raise SystemExit(show(document(run, here=here), options))
-    request = advising.request(
-        {name: options[name] for name in (*AXIS_FIELDS, "threads")},
-        {name: options[name] for name in ("model", "step", "tokens", "case", "cases")},
-        options["files"], options["budget_s"], {name: options[name] for name in ("device", "seed")},
-        output=options["output"], name=options["name"], stored="budget_s" not in given(),
-    )  # fmt: skip
+    axes = {name: options[name] for name in (*AXIS_FIELDS, "threads")}
+    calls = {name: options[name] for name in ("model", "step", "tokens", "case", "cases")}
+    settings = {name: options[name] for name in ("device", "seed")}
+    more = {"output": options["output"], "name": options["name"]}
+    if program:
+        if flags := [flag for name, flag in given().items() if name in (*axes, *calls)]:
+            raise UsageError(f"the program says what it calls; remove {', '.join(flags)}")
+        request = advising.of_program(
+            program, axes, calls, options["files"], options["budget_s"], settings, **more
+        )
+    else:
+        request = advising.request(
+            axes, calls, options["files"], options["budget_s"], settings,
+            stored="budget_s" not in given(), **more,
+        )  # fmt: skip
     with AdviceDisplay(quiet=options["quiet"]) as display:
         try:
             path = follow(session.sweep(request), display.show)

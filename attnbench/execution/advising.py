@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -70,6 +72,32 @@ def request(
         ),
         options={"command": "advise", "budget_s": budget_s, **given}, **more,
     )  # fmt: skip
+
+
+def of_program(
+    program: Sequence[str], axes: Mapping[str, Any], calls: Mapping[str, Any],
+    files: Iterable[str | Path], budget_s: float, settings: Mapping[str, Any], **more: Any,
+) -> SweepRequest:  # fmt: skip
+    """Run a program, and ask for its calls in what it leaves of the budget, half of it at least.
+
+    Raises:
+        UsageError: there is no such program, or it called no attention that a case has.
+    """
+    from attnbench.execution.programs import check_program, run_program, why_nothing
+
+    check_program(program)
+    begin = time.perf_counter()
+    seen, code = run_program(program)
+    if not seen.get("cases"):
+        why = why_nothing(seen, program) if not seen.get("calls") else "no case has what it called"
+        raise UsageError(f"nothing to advise on: {why}; the program exited with {code}")
+    left_s = max(budget_s / 2, budget_s - (time.perf_counter() - begin))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "captured.json")
+        file.write_text(json.dumps(seen))
+        asked = request(axes, {**calls, "cases": file}, files, left_s, settings, **more)
+    options = {"command": "advise", "budget_s": left_s, "program": list(program)}
+    return replace(asked, program=seen, options=options)
 
 
 def stored(plan: Plan, runs: Iterable[Path], settings: Settings) -> Path | None:

@@ -63,7 +63,8 @@ class SweepRequest:
     that the run's ratios are against, unless another is asked for when it is read. `left_out` is
     what a model has and no case of the sweeps. If `stored`, a run of this machine will do that
     tried all of it. `forecasts` asks how long it will take; a dry run and a limit do, too. In a
-    race (`Settings.race_s`) the time goes first where a step spends most.
+    race (`Settings.race_s`) the time goes first where a step spends most. `program` is the report
+    of a program whose calls are the first of the `sweeps`.
     """
 
     sweeps: tuple[Axes, ...]
@@ -78,6 +79,7 @@ class SweepRequest:
     left_out: str = ""
     stored: bool = False
     forecasts: bool = False
+    program: dict[str, Any] | None = None
 
 
 def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None]:
@@ -135,6 +137,10 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
         }
         if runner.own:
             info["own"] = [name for names in runner.own for name in names]
+        if request.program is not None:
+            calls = zip(request.program["cases"], request.sweeps, strict=False)
+            [*ids] = (next(expand(of, catalogue.device, here["threads"])) for _, of in calls)
+            info["program"] = request.program | {"case_ids": [case.case_id for case in ids]}
         if plan.not_here:
             info["not_here"] = dict(plan.not_here)
         if request.baseline is not None:

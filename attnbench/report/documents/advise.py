@@ -22,7 +22,7 @@ from attnbench.base import units
 from attnbench.base.parameters import base_name
 from attnbench.errors import ExitCode, UsageError
 from attnbench.report import document as doc
-from attnbench.report.documents import sweep
+from attnbench.report.documents import program, sweep
 from attnbench.schema.axes import AXES
 from attnbench.schema.case import Case
 from attnbench.store.runs import Run
@@ -73,13 +73,16 @@ def document(
     ids = {each.case.case_id: each.best["impl"] for each in found}
     in_use = (own["impl"] == DEFAULT) | (own["impl"] == own["case_id"].map(ids))
     pages, keep = fresh(run, own[in_use])
+    calls = program.spent(run, found)
     return doc.Document(
         kind="advise", created=run.info.get("created") or "",
         exit_code=ExitCode.INTERRUPTED if interrupted else code,
         conclusion=_conclusion(run, found, wrong),
-        about=[*[ELSEWHERE] * (not here), *_sentences(run, frame, found, asked),
+        about=[*[ELSEWHERE] * (not here), *program.sentences(run, calls),
+               *_sentences(run, frame, found, asked),
                *[pages] * bool(pages), " · ".join(sweep.head(run, own))],
         sections=[
+            program.section(run, calls),
             doc.Section("Which attention", [*_table(found), *_figure(run, found)]),
             doc.Section("What to change", list(_words(found))),
             doc.Section("Without another kernel", list(_changes(run, found))),

@@ -19,7 +19,7 @@ def document(seen: Mapping[str, Any], file: str, code: int) -> doc.Document:
         columns={"calls": "calls", "call": "call", "op": "by", "time": "time",
                  "place": "first place"},
         rows=[
-            (doc.Value(row["count"], "count"), _words(row),
+            (doc.Value(row["count"], "count"), call_words(row),
              row["call"]["op"] + f" ({row['call']['backend']})" * bool(row["call"]["backend"]),
              doc.Value(1e6 * row["call"]["time_s"], "us"),
              PurePath(row["call"]["places"][0][0].rpartition(" ")[0]).name)
@@ -66,7 +66,7 @@ def document(seen: Mapping[str, Any], file: str, code: int) -> doc.Document:
     )  # fmt: skip
 
 
-def _words(row: Mapping[str, Any]) -> str:
+def call_words(row: Mapping[str, Any]) -> str:
     """Its sizes as in labels, with what differs from plain multi-head attention."""
     sizes = [f"{x}={row[x]}" for x in ("B", "H", "G") if x != "G" or row["G"] != row["H"]]
     sizes += [f"n={row['L']}"] if row["L"] == row["S"] else [f"L={row['L']}", f"S={row['S']}"]
