@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention as imported
 
 import attnbench
@@ -164,6 +165,49 @@ def test_scripted_and_compiled_functions_work_during_a_capture_and_after_it():
             assert torch.equal(torch.jit.script(attend)(q), expected)
             assert torch.equal(compiled(q), expected)
             assert torch.equal(compiled(q), expected)
+
+
+def test_compiled_graphs_count_when_they_run_at_the_lengths_of_that_run():
+    def attend(q, mask=None):
+        return F.scaled_dot_product_attention(q, q, q, mask, is_causal=mask is None)
+
+    def ran():
+        """Outputs and gradients, and the graphs that torch made."""
+        torch.compiler.reset()
+        torch._dynamo.utils.counters.clear()
+        compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+        inputs = [random(1, 2, n, 4) for n in (8, 8, 16, 24)]
+        found = [compiled(q) for q in inputs] + [compiled(inputs[0], drop)]
+        trained = inputs[0].requires_grad_()
+        compiled(trained).sum().backward()
+        return [*found, trained.grad], dict(torch._dynamo.utils.counters["stats"])
+
+    drop = torch.ones(8, 8, dtype=torch.bool).tril().triu(-2)
+    plain, graphs = ran()
+    with attnbench.capture() as seen:
+        watched, same = ran()
+    assert all(map(torch.equal, plain, watched))
+    assert graphs == same
+    rows = {(c["L"], c["mask"], c["pass"]): c["count"] for c in seen.cases}
+    assert rows == {(8, "causal", "forward"): 2, (16, "causal", "forward"): 1,
+                    (24, "causal", "forward"): 1, (8, "window:3", "forward"): 1,
+                    (8, "causal", "both"): 1}  # fmt: skip
+    assert not seen.undescribed
+
+
+@pytest.mark.parametrize("score", [None, lambda score, b, h, q, k: score + k])
+def test_flex_is_told_by_the_function_of_its_block_mask(score):
+    def near(b, h, q, k):
+        return (q >= k) & (q - k < 16)
+
+    blocks, q = create_block_mask(near, None, None, 64, 64, device="cpu"), random(1, 2, 64, 16)
+    torch.compiler.reset()
+    with attnbench.capture() as seen, torch.no_grad():
+        compiled = torch.compile(flex_attention, backend="eager")
+        compiled(q, q, q, score, blocks)
+    (row,) = seen.report()["cases" if score is None else "left_out"]
+    assert (row["mask"], row["call"]["op"], row["count"]) == ("window:16", "flex", 1)
+    assert row.get("problems", ()) == (() if score is None else ("a score function",))
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -17,8 +17,8 @@ def capture() -> Iterator[Seen]:
     lines and modules that made it. `.cases` is the case list; `.save(path)` writes it for
     the option --cases of advise and sweep. Seen are `F.scaled_dot_product_attention` under
     any name, `nn.MultiheadAttention` and `nn.TransformerEncoder` with their fast paths, and what
-    transformers dispatches; not what compiled regions call. No tensor is kept, no result changes,
-    and names are restored at the end.
+    transformers dispatches; in compiled regions SDPA and flex. No tensor is kept, no result
+    changes, and names are restored at the end.
     """
     seen = Seen()
     hooks.start(seen)

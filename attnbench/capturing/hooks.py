@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from attnbench.capturing import describing
 from attnbench.capturing.calls import Seen
+from attnbench.capturing.compiled import Backend
 from attnbench.capturing.imports import Finder
 
 _ACTIVE: list[Seen] = []
@@ -177,6 +178,9 @@ def stop(seen: Seen) -> None:
         seen.ended_s = time.perf_counter()
         if not _ACTIVE:
             sys.meta_path.remove(_FINDER)
+            for eval_frame, lookup in _found_by:
+                eval_frame.lookup_backend = lookup
+            _found_by.clear()
             for hook in _hooks:
                 _rebind(hook, hook.original, hook)
             for interface, name, original in _registry:
@@ -235,7 +239,21 @@ def _teach(rules: Any) -> None:
         rules.get_torch_obj_rule_map = taught
 
 
-ADAPTED = {"transformers.modeling_utils": _wrap_registry, "torch._dynamo.trace_rules": _teach}
+def _look_up(eval_frame: Any) -> None:
+    """Have torch.compile find backends that read attention from graphs."""
+    if not _found_by:
+        lookup = eval_frame.lookup_backend
+        _found_by.append((eval_frame, lookup))
+        eval_frame.lookup_backend = lambda backend: Backend(
+            lookup(backend), _ACTIVE, lambda: _around()
+        )
+
+
+_found_by: list[tuple[Any, Any]] = []
+ADAPTED = {
+    "transformers.modeling_utils": _wrap_registry, "torch._dynamo.trace_rules": _teach,
+    "torch._dynamo.eval_frame": _look_up,
+}  # fmt: skip
 _FINDER = Finder(ADAPTED)
 
 

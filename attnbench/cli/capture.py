@@ -25,7 +25,7 @@ def capture(program: tuple[str, ...], **options: Any) -> None:
     `attnbench capture -- python my_model.py ARGS` runs it as it would run by itself: output, input,
     arguments and exit code stay, results do not change. What was seen goes to standard error, after
     the program's own output, and into a file for the option --cases of advise and sweep. An
-    exception, sys.exit and Ctrl-C keep it. Calls in functions that torch.compile took are not seen.
+    exception, sys.exit and Ctrl-C keep it. What torch.compile took counts, without a time.
 
     Exits as the program does; 2 if it called no attention.
     """

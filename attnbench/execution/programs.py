@@ -112,7 +112,7 @@ def why_nothing(seen: Mapping[str, Any], program: Sequence[str]) -> str:
     if seen.get("stopped"):
         return f"the program was stopped {seen['stopped']}, before its first call"
     if "calls" in seen:
-        more = ["; functions that torch.compile took are not seen"] * bool(seen["compiled"])
+        more = ["; in a compiled function, SDPA and flex alone"] * bool(seen["compiled"])
         unseen = seen.get("verified", {}).get("unseen", {})
         more += [f"; {counted(n, 'call')} of {op} ran unseen" for op, n in unseen.items()]
         return (

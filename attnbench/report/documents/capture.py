@@ -35,8 +35,8 @@ def document(seen: Mapping[str, Any], file: str, code: int) -> doc.Document:
     if again := sum(row["call"]["recomputed"] for row in rows):
         notes.append(f"{counted(again, 'call')} ran again in a checkpoint's backward pass")
     if seen["compiled"]:
-        notes.append(f"{counted(seen['compiled'], 'function')} went through torch.compile, whose"
-                     " calls are not seen")  # fmt: skip
+        notes.append(f"{counted(seen['compiled'], 'function')} went through torch.compile: calls in"
+                     " graphs that were compiled meanwhile count, without a time")  # fmt: skip
     if verified := seen.get("verified"):
         unseen = [f"{n} × {op}" for op, n in verified["unseen"].items()]
         notes.append(

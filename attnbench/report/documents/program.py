@@ -35,7 +35,8 @@ class Spent(NamedTuple):
 def spent(run: Run, found: Sequence[Advice]) -> list[Spent]:
     """The program's distinct calls, the longest first; [] where the run is not of a program.
 
-    A capture times forward passes. What came backward is counted at the default's measured time.
+    A capture times forward passes, outside of compiled regions. What came backward, and what was
+    compiled, counts at the default's measured time.
     """
     program = run.info.get("program")
     if program is None:
@@ -45,7 +46,8 @@ def spent(run: Run, found: Sequence[Advice]) -> list[Spent]:
     for row, case_id in zip(program["cases"], program["case_ids"], strict=True):
         call, advice = row["call"], by_case.get(case_id)
         time_us = 1e6 * call["time_s"]
-        if row["pass"] == "both" and advice is not None and advice.default is not None:
+        unknown = row["pass"] == "both" or not time_us
+        if unknown and advice is not None and advice.default is not None:
             time_us = call["calls"] * float(advice.default["time_us"])
         rows.append(Spent(row, time_us, advice))
     return sorted(rows, key=lambda one: -one.time_us)
