@@ -295,32 +295,6 @@ def writes_to_its_input(o, k):
     k.zero_()
 
 
-@harm("incorrect")
-def is_wrong(o, k):
-    return o * 1.01
-
-
-@harm("incorrect", "error")
-def has_another_shape(o, k):
-    return o[..., :1]
-
-
-@harm("incorrect")
-def is_nan(o, k):
-    return torch.full_like(o, torch.nan)
-
-
-@harm("incorrect", "error")
-def returns_nothing(o, k):
-    return ()
-
-
-@harm("incorrect", "ok")
-def keeps_its_result(o, k):
-    _kept.append(o)
-    return _kept[0]
-
-
 def register(name: str, function: Harm) -> None:
     @attention(name)
     def core(q_BHLD, k_BGSD, v_BGSV, *, causal, scale):

@@ -15,7 +15,7 @@ from typing import Any
 from attnbench.base.jsontext import sealed
 from attnbench.report.documents import sweep
 from attnbench.report.files import write_files
-from attnbench.schema.case import Case, Mask, Pass, Position, parse_mask, parse_position
+from attnbench.schema.case import Case, Mask, Position, parse_position
 from attnbench.schema.record import SCHEMA, Cell, Record, Sample
 from attnbench.store.runs import load_run, new_run
 
@@ -24,10 +24,6 @@ CPU = {
     "torch": "2.13.0+cpu", "python": "3.11.7", "platform": "Linux-6.1.0-x86_64-with-glibc2.36",
     "memory_bytes": 8 * 2**30, "caches": {"L1d": 32768, "L2": 1048576, "L3": 33554432},
     "matmul_precision": "highest",
-}  # fmt: skip
-GPU = CPU | {
-    "device": "cuda", "device_name": "NVIDIA H200", "cores": 16, "threads": 16,
-    "torch": "2.13.0+cu130", "caches": {"L2": 50 * 2**20},
 }  # fmt: skip
 
 
@@ -42,7 +38,7 @@ class Model:
     skips_hidden: bool = False  # multiplies only what a mask admits
 
 
-CPU_MODELS = {
+MODELS = {
     "naive": Model(overhead_us=60, flops_per_us=6e4, pair_us=1.6e-3),
     "naive-heads": Model(overhead_us=180, flops_per_us=6e4, pair_us=1.3e-3),
     "sdpa": Model(
@@ -51,18 +47,6 @@ CPU_MODELS = {
     "sdpa-math": Model(overhead_us=90, flops_per_us=6e4, pair_us=2.1e-3),
     "chunked": Model(overhead_us=140, flops_per_us=6e4, pair_us=1.1e-3, square=False),
 }
-GPU_MODELS = {
-    "naive": Model(overhead_us=45, flops_per_us=3.2e8, pair_us=7e-6),
-    "naive-compiled": Model(overhead_us=30, flops_per_us=4e8, pair_us=3e-6),
-    "sdpa-math": Model(overhead_us=80, flops_per_us=2.5e8, pair_us=1.2e-5),
-    "chunked": Model(overhead_us=600, flops_per_us=3e8, pair_us=6e-6, square=False),
-    "sdpa-efficient": Model(overhead_us=16, flops_per_us=2.4e8, square=False, skips_hidden=True),
-    "sdpa-flash": Model(overhead_us=14, flops_per_us=3.6e8, square=False, skips_hidden=True),
-    "sdpa-cudnn": Model(overhead_us=18, flops_per_us=6.2e8, square=False, skips_hidden=True),
-    "sdpa": Model(overhead_us=15, flops_per_us=6.1e8, square=False, skips_hidden=True),
-    "flex": Model(overhead_us=28, flops_per_us=4.4e8, square=False, skips_hidden=True),
-}
-MODELS = {"cpu": CPU_MODELS, "cuda": GPU_MODELS}
 CACHES = ("rerun", "none", "concat", "static")
 
 
@@ -85,7 +69,6 @@ def edit(file: Path, change: Callable[[Any], Any]) -> None:
 
 def run_info(name: str, records: list[Record]) -> dict[str, Any]:
     """What run.json holds for these records."""
-    device = records[0].cell.case.device if records else "cpu"
     stages: dict[str, float] = {}
     for record in records:
         for stage, seconds in record.spent_s.items():
@@ -96,7 +79,7 @@ def run_info(name: str, records: list[Record]) -> dict[str, Any]:
         "created": "2026-11-21T01:02:03+00:00",
         "attnbench": "0.1.0",
         "options": {"--preset": "quick", "--seq-lens": [128, 256, 512, 1024, 2048], "--seed": 0},
-        "environment": GPU if device == "cuda" else CPU,
+        "environment": CPU,
         "plan": [record.cell.to_json() for record in records],
         "implementations": [
             {"name": impl, "doc": f"The {impl} way.", "time": "n^2 d", "memory": None}
@@ -108,7 +91,7 @@ def run_info(name: str, records: list[Record]) -> dict[str, Any]:
 
 def ok(case: Case, impl: str, **metrics: Any) -> Record:
     """A cell that was measured; `metrics` replace what the model says."""
-    model = MODELS[case.device].get(impl, CPU_MODELS["naive"])
+    model = MODELS.get(impl, MODELS["naive"])
     values = modelled_metrics(case, model) | metrics
     return Record(
         cell=Cell(case=case, impl=impl),
@@ -212,7 +195,7 @@ def quick_records() -> list[Record]:
     records = [
         ok(Case(seq_len=n, heads=h, position=p), impl)
         for h, p, n in product((4, 8), (Position(), rope), (128, 512, 1024, 2048))
-        for impl in CPU_MODELS
+        for impl in MODELS
         if not (impl == "sdpa-math" and (h, n) == (8, 2048))
     ]
     records += [
@@ -234,21 +217,6 @@ def decode_case(context: int, cache: str) -> Case:
         workload="decode", seq_len=context, cache=cache, width=256, new_tokens=8,
         projection="separate",
     )  # fmt: skip
-
-
-PASSES: tuple[Pass, ...] = ("forward", "both")
-
-
-def gpu_records() -> list[Record]:
-    """A GPU run: bf16, full and causal, forward and both, n to 16384."""
-    records = []
-    for mask, pass_, power in product(("full", "causal"), PASSES, (12, 14)):
-        case = Case(
-            device="cuda", dtype="bfloat16", seq_len=2**power, heads=16, head_dim=128,
-            batch=2, mask=parse_mask(mask), pass_=pass_,
-        )  # fmt: skip
-        records += [ok(case, impl, l2="cold", energy_j=0.3) for impl in GPU_MODELS]
-    return records
 
 
 def failed_records() -> list[Record]:
@@ -277,7 +245,7 @@ def hostile_records() -> list[Record]:
 
 
 RUNS = {
-    "quick": quick_records, "gpu": gpu_records, "failed": failed_records,
+    "quick": quick_records, "failed": failed_records,
     "one": lambda: [ok(Case(seq_len=128), "sdpa")], "bare": bare_records,
     "hostile": hostile_records, "empty": list,
 }  # fmt: skip

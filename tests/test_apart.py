@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from attnbench.analysis.apart import CellTime, common_shift, residuals, scale, spread, taken_apart
+from attnbench.analysis.apart import CellTime, common_shift, residuals, scale, spread
 
 
 def run_of(factor=1.0, cells=20, groups=4, noise=0.0, seed=0, by_group=(), own=()):
@@ -37,20 +37,6 @@ def test_a_neighbour_who_slowed_one_group_is_taken_off_that_group():
 def test_a_cell_alone_in_its_group_keeps_its_change():
     found = moved(run_of(1.2, seed=1, groups=20, own={3: 1.3}), run_of(groups=20))
     assert found[KEYS[3]] == pytest.approx(math.log(1.3))
-
-
-def test_a_step_in_one_series_stays_in_its_residuals_and_moods_do_not():
-    moods = [1.0, 1.2, 0.9, 1.05, 1.3, 1.0, 0.95, 1.1]
-    runs = [run_of(m, seed=n, own={5: 1.1 if n >= 5 else 1.0}) for n, m in enumerate(moods)]
-    del runs[3][KEYS[0]]  # a cell need not be in every run
-    (levels, shifts), middle = taken_apart(runs), math.log(1.05) / 2  # a median of eight
-    left = [residuals(run, levels, shift) for run, shift in zip(runs, shifts, strict=True)]
-    assert [s.run for s in shifts] == pytest.approx([math.log(m) - middle for m in moods])
-    steps = [found[KEYS[5]] for found in left]
-    assert steps == pytest.approx([0.0] * 5 + [math.log(1.1)] * 3)
-    others = (v for found in left for key, v in found.items() if key != KEYS[5])
-    assert max(map(abs, others)) < 1e-9
-    assert levels[KEYS[1]].time_us == pytest.approx(200 * math.exp(middle))
 
 
 def test_the_scale_of_residuals_leaves_out_those_that_are_0_by_definition():

@@ -276,14 +276,6 @@ def test_a_dtype_has_to_hold_what_may_be_off_too():
     assert beyond_by(1.0, math.inf)
 
 
-def test_the_gradient_that_is_exactly_zero_has_room_for_rounding():
-    # At n = 1 the true dq is 0; what float32 leaves behind must pass, a real error must not.
-    case = Case(pass_="both", heads=1, seq_len=1, head_dim=8)
-    truth = reference(case, drawn(case))
-    assert float(truth.values["dq"].abs().max()) == 0
-    assert 0 < truth.allowed["dq"].max < 1e-4
-
-
 def test_recomputed_weights_have_room_for_the_rounding_of_their_log_sum_exp():
     # A fused backward makes the weights again as exp(s - lse); large logits make lse coarse.
     case = Case(pass_="both", heads=4, seq_len=64, head_dim=32, mask=CAUSAL)
@@ -303,19 +295,6 @@ def test_what_cancels_in_the_gradient_of_a_single_query_has_room_for_what_was_ro
     truth, named = by_sdpa(case, tensors)
     assert judge(named, truth, case.dtype).reason is None
     assert judge(named | {"dv": named["dv"] * 1.02}, truth, case.dtype).reason
-
-
-def test_half_precision_gradients_get_no_extra_room():
-    # Their statistics are kept in float32, so the term of the log-sum-exp is a 2^-16th there.
-    case = Case(pass_="both", heads=1, seq_len=64, head_dim=16, dtype="bfloat16")
-    tensors = drawn(case, needles=True)
-    truth = reference(case, tensors)
-    dropped = needle_pairs(case.mask, 64, 64, seed=3)[0][1]
-    exact = plain_attention(case, in_float64(tensors)).values
-    missing = {name: x.bfloat16() for name, x in exact.items()}
-    assert judge(missing, truth, case.dtype).reason is None
-    missing["dv"][..., dropped, :] = 0
-    assert "dv is off" in (judge(missing, truth, case.dtype).reason or "")
 
 
 def test_a_float64_case_is_judged_by_what_float32_loses():

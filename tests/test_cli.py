@@ -72,6 +72,13 @@ WRONG_SWEEPS = {
     "impossible rank": (
         ["--workload", "layer", "--projections", "mla:rank=x"], ["rank is a whole number", "'x'"]
     ),
+    "no such parameter": (
+        ["--impls", "performer:rank=4"], ["no parameter 'rank'; it takes features, chunk, seed"]
+    ),
+    "too few": (["--impls", "performer:0"], ["features is a whole number, 1 or more, not '0'"]),
+    "a parameter without a value": (["--impls", "performer:"], ["features is a whole number"]),
+    "a parameter twice": (["--impls", "performer:seed=1:seed=2"], ["seed is given twice"]),
+    "not a number": (["--positions", "rope-partial:nan"], ["share is a number", "not 'nan'"]),
     "unknown projection": (
         ["--workload", "layer", "--projections", "fusd"], ["--projections", "'fused'?"]
     ),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from attnbench.cli.commands import main
 from attnbench.gate.decide.stored import NAME as GATE
-from tests.test_compare import benchmarks, run
+from tests.test_compare import run
 
 
 @pytest.fixture
@@ -59,16 +58,6 @@ def test_json_has_every_cell_and_so_have_page_and_markdown(invoke, tmp_path):
     assert again.exit_code == 2
     assert "exists" in again.output
     assert (folder / "compare.html").read_text() == page
-
-
-def test_texts_of_others_are_escaped_on_the_page(invoke, tmp_path):
-    odd = {"node": "<script>|"}
-    ran = [benchmarks(tmp_path / f"{seed}.json", seed, {}, **odd) for seed in range(2)]
-    for file in map(Path, ran):
-        file.write_text(file.read_text().replace("test_x.py", "<script>|"))
-    assert invoke(*ran, "--name", "page").exit_code == 0
-    assert "<script>" not in (tmp_path / "page" / "compare.html").read_text()
-    assert "<script>" not in (tmp_path / "page" / "compare.md").read_text()
 
 
 def test_bad_input_is_one_line_with_exit_code_2_and_nothing_is_written(invoke, tmp_path):

@@ -6,13 +6,10 @@ import copy
 import json
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
 from attnbench.analysis import doctor
-from attnbench.execution.events import follow
-from attnbench.execution.process import Settings
 from attnbench.execution.runner import LocalRunner
 from attnbench.report.document import Document
 from attnbench.report.documents.doctor import document
@@ -251,16 +248,3 @@ def test_json_is_one_object_with_facts_tests_findings_and_the_verdict(cli: Cli, 
     assert [(found["subject"], found["verdict"]) for found in advice] == [("load", "warning")]
     assert facts[0]["load_1m"] == 9.0
     assert facts[1]["clock, seen_us"]["value"] == FIT["tests"]["clock"]["seen_us"]
-
-
-def test_the_runner_passes_on_what_is_tested_and_returns_the_diagnosis(monkeypatch):
-    tests = [messages.Testing("clock"), messages.Testing("cold")]
-    events = iter([*tests, messages.Facts(FIT), messages.Done()])
-    worker = Mock(event=lambda timeout_s: next(events))
-    runner = LocalRunner(Settings(device="cpu"))
-    monkeypatch.setattr(runner, "worker", lambda: worker)
-    told: list[object] = []
-    assert follow(runner.diagnose(), told.append) == FIT
-    assert told == tests
-    worker.send.assert_called_once_with(messages.Diagnose("cpu"))
-    assert next(events, None) is None

@@ -1,7 +1,6 @@
 """Failed checks by kind, and what they have in common that the others have not."""
 
 import itertools
-import random
 from typing import Any
 
 import pytest
@@ -99,11 +98,6 @@ def test_what_two_values_tell_alike_is_said_as_both():
     assert pattern(failed, passed) == (("grouped heads or batch > 1",), 0)
 
 
-def test_what_chance_would_do_as_well_is_no_pattern():
-    chosen = random.Random(0).sample(ITEMS, len(ITEMS) // 2)
-    assert pattern(chosen, [x for x in ITEMS if x not in chosen])[0] == ()
-
-
 def test_of_few_checks_nothing_is_said_that_one_feature_tells_by_chance():
     few = [item for item in ITEMS if masked(item)][:1] + [x for x in ITEMS if not masked(x)][:30]
     assert pattern(few[:1], few[1:])[0] == ()
@@ -145,15 +139,6 @@ def test_inputs_that_are_not_contiguous_are_named_and_not_the_batch():
     failed = [item for item in ITEMS if strided(item)]
     named = pattern(failed, [item for item in ITEMS if item not in failed])[0]
     assert "contiguous" in " ".join(named)
-
-
-def test_a_draw_that_nobody_has_heard_of_is_a_feature_all_the_same():
-    items = [
-        Item(name="x", case=item.case, draw={"stripes": 3} if number % 3 == 0 else {"stripes": 0})
-        for number, item in enumerate(ITEMS)
-    ]
-    failed, passed = items[::3], [x for x in items if not x.draw["stripes"]]
-    assert pattern(failed, passed)[0] == ("with stripes 3",)
 
 
 def test_what_others_may_follow_from_comes_first_and_what_was_not_tried_last():

@@ -324,21 +324,6 @@ def test_a_method_with_a_definition_of_its_own_is_explained_by_it(checked):
         assert code in checked(changed, SQUARE, **declared)["explained"]
 
 
-def test_a_definition_that_rotates_by_itself_is_told_the_other_layout(checked):
-    def rotates(name):
-        def core(q, k, v, *, causal, scale):
-            q, k = turned(q, name, q.shape[2]).to(q.dtype), turned(k, name, k.shape[2]).to(k.dtype)
-            return attend(q, k, v, scale=scale)
-
-        return core
-
-    def defined(case):
-        return functools.partial(rotates("rope"), causal=False, scale=case.softmax_scale)
-
-    found = checked(rotates("rope-interleaved"), SAME, definition=defined)
-    assert found["explained"] == ["rope-layout"]
-
-
 def test_of_a_single_row_no_story_is_told():
     single = dataclasses.replace(FULL, heads=1, kv_heads=1, seq_len=1)
     for wrong in (lambda q, k, v, scale: 1.37 * v[:, :, :1], lambda q, k, v, scale: 0 * q + 1e-9):

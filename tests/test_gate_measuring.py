@@ -182,13 +182,6 @@ def test_a_gpu_that_takes_one_process_is_refused_before_a_round(
         follow(run_gate(a_request(tmp_path)))
 
 
-def test_a_case_is_skipped_only_if_no_sweep_has_a_use_for_it(monkeypatch, recorded_catalogue):
-    monkeypatch.setattr(measuring, "mismatch", lambda axes, case: "why" if axes.impls else None)
-    sweeps = SMALL.having(impls=("naive",)), SMALL
-    for order in (sweeps, sweeps[::-1]):
-        assert set(measuring._cells(order, recorded_catalogue, ["naive"])[1].values()) == {None}
-
-
 # The loop over rounds, without any process.
 
 

@@ -187,14 +187,3 @@ def test_a_cell_that_always_fails_in_an_arm_is_given_up_and_the_rest_goes_on(arm
         decision.add(a_round(more))
     assert decision.decided[0].verdict == "ok"
     assert len(decision.observations(0)[1]) == RULES.screen_rounds
-
-
-@pytest.mark.parametrize("after", [0, 3, RULES.screen_rounds])
-def test_one_wrong_result_is_enough_even_of_a_cell_that_had_passed(after):
-    decision = SequentialDecision(range(2), RULES)
-    for number in range(after):
-        decision.add(a_round(planned(decision), blind=number == 0))
-    why = Failure(variant="candidate", code="incorrect", reason="o is off by 9")
-    decision.add(Round(stage=planned(decision).stage, samples={}, failures={1: why}))
-    assert decision.decided[1].verdict == "incorrect"
-    assert decision.decided[1].reason.startswith("o is off by 9")

@@ -12,7 +12,6 @@ import pytest
 from attnbench.errors import StoreError
 from attnbench.gate.decide.stored import (
     NAME,
-    keep_round,
     load_gate,
     write_gate,
 )
@@ -27,19 +26,6 @@ KINDS = gate_runs.the_kinds()
 def written(tmp_path: Path) -> Path:
     run = KINDS["broken"]
     return write_gate(tmp_path / "g", run, decide(run))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_run_survives_its_file_and_is_decided_alike(kind, tmp_path):
-    run = KINDS[kind]
-    again = load_gate(write_gate(tmp_path, run, decide(run)))
-    assert again == run
-    assert decide(again) == decide(run)
-    with RunFolder.create(GATE, tmp_path, "kept") as folder:
-        for found in run.rounds:
-            keep_round(folder, replace(run, rounds=()), found)
-    if run.rounds:
-        assert load_gate(tmp_path / "kept") == run
 
 
 def test_a_run_is_found_by_file_folder_name_and_as_the_latest(tmp_path):

@@ -24,15 +24,6 @@ def contains(row, ratio):
     return row.low <= ratio <= row.high
 
 
-def test_a_slower_cell_ends_with_1_and_is_the_only_one_named():
-    outcome = decide(a_run({3: 0.1}))
-    assert outcome.exit_code == ExitCode.FINDING
-    assert [row.verdict for row in outcome.rows] == ["ok"] * 3 + ["regressed"] + ["ok"] * 4
-    row = outcome.rows[3]
-    assert (row.stage, row.rounds, row.wins) == ("confirm", 8, 8)
-    assert contains(row, 1.1)
-
-
 def test_figures_of_a_suspect_come_from_its_confirmation_alone():
     run = a_run({3: 0.1})
 
@@ -43,17 +34,6 @@ def test_figures_of_a_suspect_come_from_its_confirmation_alone():
 
     rounds = [twisted(found) if found.stage == "screen" else found for found in run.rounds]
     assert decide(replace(run, rounds=tuple(rounds))).rows[3] == decide(run).rows[3]
-
-
-def test_memory_that_grew_fails_without_any_statistics():
-    outcome = decide(a_run(other_checks={6: GROWN}))
-    assert outcome.exit_code == ExitCode.FINDING
-    assert (outcome.rows[6].verdict, outcome.words) == ("larger", "1 larger")
-    assert outcome.rows[6].reason.startswith("workspace grew from 2.0 MiB to 4.0 MiB (+100 %)")
-    assert outcome.rows[6].ratio == pytest.approx(1, abs=0.03), "its time was compared all the same"
-    both = decide(a_run({6: 0.2}, other_checks={6: GROWN})).rows[6].reason
-    assert "slower beyond the margin" in both
-    assert "workspace grew" in both
 
 
 def test_more_memory_for_less_time_is_a_trade_and_allowed_if_growth_says_so():
@@ -140,14 +120,3 @@ def test_what_outranks_what(how, code, words):
         status = next(iter(checks.values())).status
         assert outcome.rows[number].verdict == verdict.get(status, "larger")
         assert (outcome.rows[number].ratio is None) == (status != "ok")
-
-
-def test_a_run_cut_short_passes_nothing():
-    outcome = decide(a_run(most_rounds=5))
-    assert outcome.exit_code == ExitCode.INCONCLUSIVE
-    assert {row.verdict for row in outcome.rows} == {"inconclusive"}
-    assert outcome.rows[0].reason == "stopped by --budget after 5 of 8 screening rounds"
-    late = decide(a_run({1: 0.1}, most_rounds=11))
-    assert late.exit_code == ExitCode.INCONCLUSIVE
-    assert late.rows[1].reason == "stopped by --budget after 3 confirmation rounds"
-    assert late.rows[1].ratio is not None, "what was seen so far is shown"

@@ -85,16 +85,6 @@ def test_of_two_implementations_of_a_case_that_move_alike_none_is_a_finding():
         assert [(at, found) for at, _, found in verdicts(runs)] == [(30, why)]
 
 
-def test_a_step_where_the_environment_changed_is_suspicious_and_says_what_changed():
-    logs = quiet()
-    logs["impl-0"] = stepped(logs["impl-0"], 33, 0.1)
-    runs = made(logs, environments={i: {"torch": "2.14.0"} for i in range(34, 60)})
-    found = only(runs)
-    assert found.marks == (series.Mark(at=34, facts=(("torch", "2.13.0", "2.14.0"),)),)
-    assert verdicts(runs) == [(33, "suspicious", ("environment",))]
-    assert line_of(found, "impl-0").found[0].mark == found.marks[0]
-
-
 def test_times_of_another_machine_are_another_series():
     logs = quiet(40)
     there = {i: {"device_name": "Xeon"} for i in range(1, 40, 2)}

@@ -14,7 +14,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from attnbench.api import IMPLEMENTATIONS, Case, compile_alone, implementation
-from attnbench.api.helpers import reason_against_compiling
 from attnbench.api.loader import BUILT_IN, load_built_in
 from attnbench.measure.probes import call_kept
 from attnbench.schema.case import parse_mask, parse_position
@@ -287,40 +286,10 @@ def test_varlen_is_refused_with_the_reason(monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 @pytest.mark.parametrize("mask", ["document:500+300", "document:500+300:causal=0"])
 def test_varlen_is_right_on_a_gpu(mask):
+    """Torch has this kernel for CUDA alone."""
     sizes: dict[str, Any] = {"seq_len": 1000, "head_dim": 64, "kv_heads": 2, "device": "cuda"}
     for pass_ in PASSES:
         assert_right(case_of(**sizes, mask=mask, dtype="bfloat16", pass_=pass_), "sdpa-varlen")
-
-
-UNSUPPORTED_ON_CPU = {
-    ("sdpa-efficient", ""): "runs on cuda, not cpu",
-    ("sdpa-cudnn", ""): "runs on cuda, not cpu",
-    ("sdpa-flash", "value_dim"): "flash: Flash attention requires q,k,v to have the same last"
-    " dimension",
-    ("sdpa-grouped", "blind"): "takes masks full, not causal",
-    ("sdpa-grouped", "window"): "takes masks full, not window:2",
-    ("flex", "both"): "FlexAttention has no backward pass on CPU",
-    ("flex", "float64"): "takes float32, bfloat16, float16, not float64",
-}
-
-
-def test_what_is_unsupported_on_cpu_is_exactly_this():
-    asked = {
-        "": case_of(pass_="forward"),
-        "both": case_of(),
-        "value_dim": case_of(pass_="forward", value_dim=9),
-        "float64": case_of(pass_="forward", dtype="float64"),
-        "grouped": case_of(pass_="forward", kv_heads=2),
-        "blind": case_of(pass_="forward", kv_len=3, mask="causal"),
-        "window": case_of(pass_="forward", mask="window:2"),
-    }
-    compiled = () if reason_against_compiling(asked[""]) else ("flex", "naive-compiled")
-    eager = (name for name in EAGER if name != "sdpa-expanded")  # test_battery has it
-    names = (*eager, "sdpa-efficient", "sdpa-cudnn", *compiled)
-    for name in names:
-        for what, case in asked.items():
-            expected = UNSUPPORTED_ON_CPU.get((name, what)) or UNSUPPORTED_ON_CPU.get((name, ""))
-            assert unsupported(name, case) == expected, (name, what)
 
 
 IMPOSSIBLE = {
@@ -669,6 +638,9 @@ def test_chunked_moves_no_more_on_an_h200_than_naive_has_time_for(monkeypatch, r
     assert 16 * (workspace(case) or 0) <= record.metrics["memory_workspace_bytes"]
 
 
+# Compiling takes seconds a shape: two real ones, and the rest with dynamo alone.
+
+
 def test_chunked_needs_a_64th_of_the_score_matrices_and_keeps_small_masks():
     chunked = IMPLEMENTATIONS.get("chunked")
     assert chunked.workspace is not None
@@ -680,9 +652,6 @@ def test_chunked_needs_a_64th_of_the_score_matrices_and_keeps_small_masks():
     causal = case_of(seq_len=8192, mask="causal")
     assert flops_of("chunked", causal) < 0.57 * flops_of("chunked", case_of(seq_len=8192))
     assert (call_kept(lambda: chunked.build(causal), "cpu").kept_bytes or 0) <= 2**20
-
-
-# Compiling takes seconds a shape: two real ones, and the rest with dynamo alone.
 
 
 def test_kernels_that_inductor_keeps_serve_no_process_with_other_instructions():

@@ -10,11 +10,6 @@ from attnbench.theory.masks import BLOCK, mask_block_density
 from tests.masks import admitted, masks, sizes
 
 
-def test_the_query_s_own_key_is_one_of_a_window():
-    assert parse_mask("window:1").span(4, 9, 9) == (4, 5)
-    assert parse_mask("window:3").span(4, 9, 9) == (2, 5)
-
-
 @given(text=masks, queries=sizes, keys=sizes, item=st.integers(0, 3))
 def test_the_span_of_a_query_holds_exactly_the_keys_that_its_mask_admits(text, queries, keys, item):
     mask, expected = parse_mask(text), admitted(text, queries, keys, item)

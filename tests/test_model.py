@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 
 from attnbench.analysis.scaling import model
-from attnbench.analysis.scaling.model import presence
 from attnbench.analysis.scaling.results import ModelFit
 from attnbench.analysis.scaling.series import Laws
 from attnbench.analysis.scaling.series import measured as cells_of
 from attnbench.schema.case import Case
 from attnbench.store.runs import Run
-from attnbench.theory.law import parse
 from tests import synthetic
 
 Time = Callable[[Case], float]
@@ -131,22 +129,3 @@ def test_a_verdict_on_the_terms_says_why(row: Any) -> None:
     assert (finding.quantity, finding.axis, finding.verdict) == ("time", None, expected)
     assert {"held_out", "share_floor"} <= finding.figures.keys()
     assert [text for text in says if text not in finding.reason] == []
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "law", "expected"),
-    [
-        (0.001, 0.015, "n d^2 + n^2 d", "refuted"),
-        (0.001, 0.015, "O(n d^2 + n^2 d)", "holds"),
-        (0.3, 0.5, "n d^2 + n^2 d", "holds"),
-        (0.1, 0.5, "n d^2 + n^2 d", "inconclusive"),
-        (0.0, 0.05, "n d^2 + n^2 d", "inconclusive"),
-        (0.0, 0.01, "n d^2 + n^2 d", "refuted"),
-    ],
-)  # fmt: skip
-def test_a_term_is_there_with_half_its_part_of_the_law_and_absent_with_next_to_nothing(
-    low: float, high: float, law: str, expected: str
-) -> None:
-    draws, points = np.linspace(low, high, 400)[None], [{"n": 64.0, "d": 64.0}]
-    term = parse(law).terms[0]
-    assert presence(parse(law), term, points, np.array([0.5]), draws)[0] == expected

@@ -12,7 +12,7 @@ import pytest
 import torch
 from attnbench_impls.tiles import Tile
 
-from attnbench.api import Case, implementation
+from attnbench.api import Case
 from attnbench.api.loader import BUILT_IN, load_built_in
 from attnbench.schema.case import parse_mask
 
@@ -106,17 +106,6 @@ def test_definition_and_tiles_admit_the_pairs_of_the_rule_once_each(rule, mask):
         ]
         assert define(case, **values).admitted.int().tolist() == expected, (queries, keys)
         assert times_admitted(case, cover(case, **values)) == expected, (queries, keys)
-
-
-def test_queries_before_the_first_key_see_what_is_within_their_reach_and_no_more():
-    """Window 2: the query at place -1 sees key 0, those before it none, and give 0."""
-    q, k, v = (torch.randn(1, 1, n, 4, dtype=torch.float64) for n in (8, 4, 4))
-    for name in ("sliding-window:2", "dilated-window:window=2:dilation=1"):
-        impl, case = implementation(name), case_of("full", 8, 4)
-        assert impl.definition is not None
-        for o in (impl.build(case)(q, k, v), impl.definition(case)(q, k, v)):
-            assert o[0, 0, :3].eq(0).all()
-            torch.testing.assert_close(o[0, 0, 3], v[0, 0, 0])
 
 
 BLOCKS = list(itertools.product((4, 7), (1, 3), (0, 2), (0, 1, 3)))  # size, window, global, random

@@ -176,47 +176,6 @@ def test_a_thinned_timeline_keeps_the_peak_and_the_end():
     assert [p.t_us for p in thin] == sorted(p.t_us for p in thin)
 
 
-def plain(q, k, v, *, causal, scale):
-    return ((q * scale) @ k.mT).softmax(-1) @ v
-
-
-def planted(q, k, v, *, causal, scale):
-    return plain(q, k, v.mT.contiguous().mT, causal=causal, scale=scale)
-
-
-@pytest.fixture(scope="module")
-def traced(tmp_path_factory):
-    """Real profiles of `plain` and `planted`, as the worker makes them."""
-    from attnbench.api import IMPLEMENTATIONS, attention
-    from attnbench.schema.messages import Trace
-    from attnbench.worker import tracing
-
-    case, found = Case(seq_len=32, heads=2), {}
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(tracing, "take_cores", lambda threads: None)  # tests share this process
-        patched.setattr(tracing, "_BUDGET_S", 0.0)  # as few rounds as it takes
-        for function in (plain, planted):
-            name, file = function.__name__, tmp_path_factory.mktemp("trace") / "trace.json.gz"
-            attention(name, gqa=False)(function)
-            asked = Trace(case=case, impl=name, seed=0, file=str(file), label=name)
-            try:
-                found[name] = tracing.trace_cell(asked).profile
-            finally:
-                IMPLEMENTATIONS.remove(name)
-    return found
-
-
-def test_a_copy_planted_in_a_real_implementation_is_called_once_more(traced):
-    found = difference(traced["plain"], traced["planted"])
-    (clone,) = [change for change in found.ops if change.name == "aten::clone"]
-    assert (clone.what, clone.a_count, clone.b_count) == ("appeared", 0.0, 1.0)
-    assert clone.bytes == 2 * (2 * 32 * 64 * 4)  # read and written
-    # All else that is called differently only describes memory.
-    assert {c.name for c in found.ops if c.bytes and c.a_count != c.b_count} == {"aten::clone"}
-    back = difference(traced["planted"], traced["plain"])
-    assert {c.name: c.what for c in back.ops}["aten::clone"] == "vanished"
-
-
 @pytest.fixture
 def profiled(cli, monkeypatch, tmp_path):
     """The command, with NAIVE as the profile of `naive` and a copy more as that of any other."""

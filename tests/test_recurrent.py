@@ -123,6 +123,7 @@ def test_counted_flops_are_those_executed_and_none_is_in_vain(pass_, seq_len):
 @pytest.mark.parametrize("pass_", PASSES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_cudnn_is_right_and_takes_the_weights_as_they_lie(pass_, dtype):
+    """Only cuDNN copies weights that are not in one piece, with a warning, at each call."""
     case = case_of(pass_=pass_, dtype=dtype, device="cuda", seq_len=40, width=64)
     assert check_item(case, "gru", {}, 0)["status"] == "ok"
 

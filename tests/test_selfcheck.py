@@ -97,14 +97,6 @@ def world(monkeypatch, idle_machine) -> World:
     return made
 
 
-def test_work_that_raises_ends_the_test_with_its_exception():
-    def broken() -> None:
-        raise RuntimeError("no such kernel")
-
-    with pytest.raises(RuntimeError, match="no such kernel"):
-        selfcheck.slowdown(WorldClock(World()), broken, FEW)
-
-
 def test_noise_is_the_width_of_the_interval_and_discarded_turns_are_counted(world):
     quiet = selfcheck.noise(WorldClock(world), world.work(1000.0), budget_s=0.5)
     rng = random.Random(0)

@@ -204,28 +204,11 @@ def test_who_is_blamed_beside_others_is_tried_once_more_in_a_process_of_its_own(
     assert {result.status for result in results.values()} == {"ok"}
 
 
-def test_who_fails_alone_as_well_is_to_blame_and_is_not_tried_a_third_time(play):
-    again = [("at", 0, 0, "check", "a"), "dies"]
-    results, asked = play([*OTHERS, "dies"], again, [(0, "b"), (1, "a"), "done"])
-    assert asked == [KEYS, [(0, "a")], KEYS[1:]]
-    assert "check: " in results[0, "a"].reason
-    assert results[0, "b"] == checked(0, "b")
-
-
 def test_a_death_in_a_reference_after_others_costs_no_cell_of_the_case(play):
     first = [*OTHERS, (0, "a"), (0, "b"), ("at", 1, NOBODY, "reference"), "dies"]
     results, asked = play(first, [(0, "a"), "done"])
     assert asked[1] == [(1, "a")]
     assert {result.status for result in results.values()} == {"ok"}
-
-
-def test_who_lacks_memory_beside_others_is_tried_once_more_in_a_process_of_its_own(play):
-    lacks = CellMeasured(0, synthetic.failed(CASES[0], "a", "oom", "out of memory"))
-    results, asked = play([*OTHERS, lacks, (0, "b"), (1, "a"), "done"], [(0, "a"), "done"])
-    assert asked == [KEYS, [(0, "a")]]
-    assert {result.status for result in results.values()} == {"ok"}
-    results, asked = play([*OTHERS, lacks, (0, "b"), (1, "a"), "done"], [lacks, "done"])
-    assert results[0, "a"] == lacks, "alone there is nobody else to blame"
 
 
 def test_what_that_implies_is_asked_for_again_once_it_is_known(play):
@@ -272,15 +255,6 @@ def test_who_dies_soon_after_it_was_measured_alone_is_to_blame(play):
     assert death.reason.endswith("killed by signal 11 (SIGSEGV), within 3 s after it was measured")
     assert "to blame" not in play.retried[0, "a"], "nobody else is"
     assert results[0, "b"].status == results[1, "a"].status == "ok"
-
-
-def test_only_who_is_tried_again_is_waited_for(play, monkeypatch):
-    asked = []
-    monkeypatch.setattr(ScriptedWorker, "ends_within", lambda *_: asked.append(1), raising=False)
-    play([(0, "a"), (0, "b"), (1, "a"), "done"])
-    assert not asked
-    play([*OTHERS, "dies"], [(0, "a"), "done"], [(0, "b"), (1, "a"), "done"])
-    assert len(asked) == 1
 
 
 def test_who_failed_in_an_earlier_run_is_tried_apart_from_the_others(play, monkeypatch):

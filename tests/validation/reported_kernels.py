@@ -66,18 +66,6 @@ def last_row_unwritten(case):
     return call
 
 
-@wrong("half-overflow", "overflow", **ATTENTION)
-def half_overflow(case):
-    """Scores are scaled after the product, which in float16 ends at 65,504."""
-
-    def weights(q, k, hidden):
-        scores = (q @ k.mT) * case.softmax_scale
-        scores = scores if hidden is None else scores.masked_fill(hidden, -math.inf)
-        return scores.softmax(-1, dtype=torch.promote_types(q.dtype, torch.float32))
-
-    return by_weights(case, weights)
-
-
 @wrong("first-128-dims", "D > 128", **ATTENTION)
 def first_128_dims(case):
     """Tiles hold 128 dims; nobody ran a model with more."""
@@ -117,31 +105,17 @@ def groups_by_shift(case):
     return lambda q, k, v: attend(q, k[:, group], v[:, group], case.softmax_scale, masks)
 
 
-def one_dense(case, place):
-    """One of q, k and v is read as if it were contiguous."""
-
-    def change(*qkv):
-        x = list(qkv)
-        if not x[place].is_contiguous():
-            try:
-                x[place] = as_if_contiguous(x[place])
-            except RuntimeError:  # beyond the storage
-                x[place] = x[place].roll(1, 2)
-        return x
-
-    return with_inputs(case, change)
-
-
 @wrong("k-as-contiguous", r"\bk\b.*(stride|memory)|(stride|memory).*\bk\b", **ATTENTION)
 def k_as_contiguous(case):
     """A cache keeps k contiguous: here it comes from the projection."""
-    return one_dense(case, 1)
 
+    def change(q, k, v):
+        try:
+            return q, k if k.is_contiguous() else as_if_contiguous(k), v
+        except RuntimeError:  # beyond the storage
+            return q, k.roll(1, 2), v
 
-@wrong("v-as-contiguous", r"\bv\b.*(stride|memory)|(stride|memory).*\bv\b", **ATTENTION)
-def v_as_contiguous(case):
-    """The descriptor of v was copied from one that had been made contiguous."""
-    return one_dense(case, 2)
+    return with_inputs(case, change)
 
 
 @wrong("scale-one-is-none", "scale", **ATTENTION)
@@ -312,17 +286,6 @@ def mask_added(case):
     return lambda q, k, v: attend(q, k, v, case.softmax_scale, (None, blind), bias)
 
 
-@wrong("mask-filled-0", "have -?0 as their score", masks=ALL_MASKS, **FORWARD)
-def mask_filled_0(case):
-    """Hidden scores are filled with -1e-9, where -1e9 was meant."""
-
-    def weights(q, k, hidden):
-        scores = scores_of(q, k, case.softmax_scale)
-        return (scores if hidden is None else scores.masked_fill(hidden, -1e-9)).softmax(-1)
-
-    return by_weights(case, weights)
-
-
 def filled(case, fill):
     """Hidden scores are filled with a finite number."""
 
@@ -331,6 +294,12 @@ def filled(case, fill):
         return (scores if hidden is None else scores.masked_fill(hidden, fill)).softmax(-1)
 
     return by_weights(case, weights)
+
+
+@wrong("mask-filled-0", "have -?0 as their score", masks=ALL_MASKS, **FORWARD)
+def mask_filled_0(case):
+    """Hidden scores are filled with -1e-9, where -1e9 was meant."""
+    return filled(case, -1e-9)
 
 
 @wrong("mask-filled-20", r"have -(20|19.9\d*) as their score", masks=ALL_MASKS, **FORWARD)
@@ -424,43 +393,6 @@ def one_call_in_flight(case):
     return Call.apply
 
 
-@wrong("rows-as-contiguous", "stride|contiguous|dense", **ATTENTION)
-def rows_as_contiguous(case):
-    """Each tensor is read by its pointer and its shape."""
-
-    def dense(x):
-        try:
-            return x if x.is_contiguous() else as_if_contiguous(x)
-        except RuntimeError:  # beyond the storage
-            return x.roll(1, 2)
-
-    return with_inputs(case, lambda *qkv: [dense(x) for x in qkv])
-
-
-@wrong("delayed-scale", "state from the call before", **ATTENTION)
-def delayed_scale(case):
-    """Queries are clipped at the largest magnitude that the call before saw."""
-    state: dict[str, float] = {}
-
-    def change(q, k, v):
-        most = q.detach().abs().max().item()
-        limit, state["most"] = state.get("most", most), most
-        return q.clamp(-limit, limit), k, v
-
-    return with_inputs(case, change)
-
-
-_MASKS: dict[Any, Any] = {}
-
-
-@wrong("mask-by-shape", "right alone", masks=ALL_MASKS, **ATTENTION)
-def mask_by_shape(case):
-    """The first mask of a size serves every later one."""
-    key = case.batch, case.seq_len, case.kv_len, case.unmasked
-    masks = _MASKS.setdefault(key, hidden_and_blind(case))
-    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks)
-
-
 @wrong("alibi-from-0", "count from 0", positions=("alibi",), **ATTENTION)
 def alibi_from_0(case):
     """Distances are counted from the query's number and not from its place behind the cache."""
@@ -470,17 +402,6 @@ def alibi_from_0(case):
         square: Any = dense_bias(replace(case, seq_len=size, kv_len=size))
         bias = square(None)[..., : case.seq_len, : case.kv_len]
     return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks, bias)
-
-
-class Lazy(torch.Tensor):
-    """What may be computed when it is looked at."""
-
-
-@wrong("lazy-result", "Lazy, not a plain tensor", **FORWARD)
-def lazy_result(case):
-    """The call returns at once."""
-    masks = hidden_and_blind(case)
-    return lambda q, k, v: attend(q, k, v, case.softmax_scale, masks).as_subclass(Lazy)
 
 
 @right("atomic-sums", **ATTENTION)
