@@ -60,6 +60,7 @@ class Tiling(NamedTuple):
     most: tuple[int, int, int]
     scale: float
     bias: PositionBias | None
+    cap: float | None  # of scores in base 2
 
 
 def block_sizes(case: Case) -> tuple[int, int, int]:
@@ -114,7 +115,8 @@ def cut(case: Case) -> Tiling:
             blocks.append((i, key_blocks))
         slices = [slice(n, min(n + step, some.stop)) for n in some[::step]]
         places += [(n, *block) for n in slices for block in blocks]
-    return Tiling(places, most, case.softmax_scale, position_bias(case, unit=LOG2_E))
+    cap = case.softcap and case.softcap * LOG2_E
+    return Tiling(places, most, case.softmax_scale, position_bias(case, unit=LOG2_E), cap)
 
 
 def product_dtype(x: torch.Tensor, tiling: Tiling) -> torch.dtype:
@@ -141,8 +143,19 @@ def accumulate(
         total.add_(product, alpha=alpha)
 
 
+def sinks_by_slice(sink_H: torch.Tensor, k_BGSD: torch.Tensor) -> torch.Tensor:
+    """(N, R): the sinks of the query heads of each slice."""
+    return sink_H.view(k_BGSD.shape[1], -1).repeat(len(k_BGSD), 1)
+
+
 def attend(
-    tiling: Tiling, q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor, *, keep: bool
+    tiling: Tiling,
+    q_BHLD: torch.Tensor,
+    k_BGSD: torch.Tensor,
+    v_BGSV: torch.Tensor,
+    sink_H: torch.Tensor | None,
+    *,
+    keep: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Output (B, H, L, V) and, where a backward is to `keep` it, base-2 log-sum-exp (N, R, L)."""
     wide, own = torch.promote_types(q_BHLD.dtype, torch.float32), product_dtype(q_BHLD, tiling)
@@ -161,6 +174,10 @@ def attend(
         o_NMV = q_NMD.new_zeros(*q_NMD.shape[:2], v_NSV.shape[2])
         sum_NM1, q_NMD = q_NMD.new_zeros(*q_NMD.shape[:2], 1), q_NMD.to(own)
         max_NM1, spare_NM1 = torch.full_like(sum_NM1, LOWEST), torch.empty_like(sum_NM1)
+        if sink_H is not None:  # as if seen first, with a value of 0
+            sinks_NR1 = sinks_by_slice(sink_H, k_BGSD)[n].to(wide).unsqueeze(2) * LOG2_E
+            max_NM1.view(*sinks_NR1.shape[:2], -1).copy_(sinks_NR1)
+            sum_NM1.fill_(1)
         q_NRID = q_NMD.view(len(q_NMD), heads, -1, q_NMD.shape[2])
         columns = q_NRID if bias is None else bias.columns(q_NRID, n.start)
         for j, hidden_IJ in key_blocks:
@@ -168,6 +185,8 @@ def attend(
             p_NMJ, weights_NMJ = (x[: math.prod(sizes)].view(sizes) for x in (buffer, weights))
             multiply(q_NMD, k_NSD[n, j].mT, p_NMJ)
             p_NRIJ = p_NMJ.view(len(p_NMJ), heads, -1, sizes[2])
+            if tiling.cap:
+                p_NMJ.div_(tiling.cap).tanh_().mul_(tiling.cap)
             if bias is not None:
                 p_NRIJ.add_(bias.block(columns, i, j))
             if hidden_IJ is not None:
@@ -193,13 +212,13 @@ def attend(
 
 
 def differentiate(
-    tiling: Tiling, saved: tuple[torch.Tensor, ...], do_BHLV: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dq, dk and dv in the shapes and the dtype of q, k and v.
+    tiling: Tiling, saved: tuple[Any, ...], do_BHLV: torch.Tensor
+) -> tuple[torch.Tensor | None, ...]:
+    """dq, dk, dv and dsink, where there are sinks, in the shapes and the dtypes of these.
 
     Scores are held keys by queries: then one matmul of the five reads them transposed, not two.
     """
-    q_BHLD, k_BGSD, v_BGSV, o_BHLV, lse_NRL = saved
+    q_BHLD, k_BGSD, v_BGSV, sink_H, o_BHLV, lse_NRL = saved
     wide, heads = lse_NRL.dtype, lse_NRL.shape[1]
     dq_BHLD, dk_BGSD, dv_BGSV = (x.new_zeros(x.shape) for x in (q_BHLD, k_BGSD, v_BGSV))
     # Where the dtype is wide already, the last two are the memory of the gradients returned.
@@ -208,6 +227,7 @@ def differentiate(
     dk_NSD, dv_NSV = (x.flatten(0, 1).to(wide) for x in (dk_BGSD, dv_BGSV))
     query_side = (q_BHLD, o_BHLV, do_BHLV, dq_BHLD)
     q_NRLD, o_NRLV, do_NRLV, dq_NRLD = (by_slice(x, len(k_NSD)) for x in query_side)
+    dsink_NR = lse_NRL.new_zeros(lse_NRL.shape[:2])
     count, bias = heads * math.prod(tiling.most), tiling.bias
     buffers = lse_NRL.new_empty(1 + (own == wide), count)
     factors = buffers if own == wide else lse_NRL.new_empty(2, count, dtype=own)
@@ -216,6 +236,10 @@ def differentiate(
         q_NMD = rows_of(q_NRLD[n, :, i], wide, tiling.scale * LOG2_E)
         do_NMV = rows_of(do_NRLV[n, :, i], wide)
         delta_N1M = rows_of(o_NRLV[n, :, i], wide).mul_(do_NMV).sum(2).unsqueeze(1)
+        if sink_H is not None:
+            sinks_NR1 = sinks_by_slice(sink_H, k_BGSD)[n].to(wide).unsqueeze(2) * LOG2_E
+            weights_NRI = torch.exp2(sinks_NR1 - lse_NRL[n, :, i])
+            dsink_NR[n] -= (weights_NRI * delta_N1M.view_as(weights_NRI)).sum(2)
         dq_NMD = torch.zeros_like(q_NMD)
         q_NMD, do_NMV = q_NMD.to(own), do_NMV.to(own)
         if bias is not None:
@@ -229,6 +253,9 @@ def differentiate(
             )
             multiply(k_NSD[n, j], q_NMD.mT, p_NJM)
             p_NJRI = p_NJM.view(*sizes[:2], heads, -1)
+            if tiling.cap:
+                slope_NJM = 1 - p_NJM.div_(tiling.cap).tanh_().square()
+                p_NJM.mul_(tiling.cap)
             if bias is not None:
                 p_NJRI.add_(bias.block(columns, i, j, keys_first=True).transpose(1, 2))
             if hidden_IJ is not None:
@@ -238,10 +265,12 @@ def differentiate(
             multiply(v_NSV[n, j], do_NMV.mT, ds_NJM)
             torch.mul(ds_NJM.sub_(delta_N1M), weights_NJM, out=dscores_NJM)
             accumulate(dv_NSV[n, j], weights_NJM, do_NMV)
-            accumulate(dk_NSD[n, j], dscores_NJM, q_NMD, LN_2)  # q holds scale · log2(e) already
-            accumulate(dq_NMD, dscores_NJM.mT, k_NSD[n, j], tiling.scale)
             if bias is not None and bias.vectors_CD is not None:
                 bias.collect(dcolumns, ds_NJM.view_as(p_NJRI).transpose(1, 2), i, j)
+            if tiling.cap:
+                dscores_NJM.mul_(slope_NJM)
+            accumulate(dk_NSD[n, j], dscores_NJM, q_NMD, LN_2)  # q holds scale · log2(e) already
+            accumulate(dq_NMD, dscores_NJM.mT, k_NSD[n, j], tiling.scale)
         if bias is not None and bias.vectors_CD is not None:
             dq_NMD.add_((dcolumns.mT @ bias.vectors_CD).view_as(dq_NMD), alpha=tiling.scale)
         dq_NRLD[n, :, i] = dq_NMD.view_as(dq_NRLD[n, :, i])
@@ -250,25 +279,28 @@ def differentiate(
         differentiate_block(*place)
     dk_BGSD.copy_(dk_NSD.view(dk_BGSD.shape))
     dv_BGSV.copy_(dv_NSV.view(dv_BGSV.shape))
-    return dq_BHLD, dk_BGSD, dv_BGSV
+    dsink_H = None
+    if sink_H is not None:
+        dsink_H = dsink_NR.view(len(k_BGSD), -1).sum(0).to(sink_H.dtype)
+    return dq_BHLD, dk_BGSD, dv_BGSV, dsink_H
 
 
 class ChunkedAttention(torch.autograd.Function):
-    """Forward and backward by blocks; q, k, v, o and the log-sum-exp live in between."""
+    """Forward and backward by blocks; what goes in, o and the log-sum-exp live in between."""
 
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, t: Tiling) -> Any:
+    def forward(ctx: Any, t: Tiling, *inputs: Any) -> Any:
         """Output (B, H, L, V)."""
-        o_BHLV, lse_NRL = attend(t, q, k, v, keep=True)
-        ctx.save_for_backward(q, k, v, o_BHLV, lse_NRL)
+        o_BHLV, lse_NRL = attend(t, *inputs, keep=True)
+        ctx.save_for_backward(*inputs, o_BHLV, lse_NRL)
         ctx.tiling = t
         return o_BHLV
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, do_BHLV: torch.Tensor) -> Any:
-        """Gradients of q, k and v; none of the tiling."""
-        return *differentiate(ctx.tiling, ctx.saved_tensors, do_BHLV), None
+        """Gradients of q, k, v and sinks; none of the tiling."""
+        return None, *differentiate(ctx.tiling, ctx.saved_tensors, do_BHLV)
 
 
 def flops(case: Case) -> int:
@@ -284,7 +316,8 @@ def flops(case: Case) -> int:
 def workspace(case: Case) -> int:
     """Bytes of a block of scores with its rows of q and o and three sums, of k and v made wide.
 
-    Exact forward on a CPU; a backward pass has about twice as much, a bias a block more or two. On
+    Exact forward on a CPU; a backward pass has about twice as much, a bias or a cap a block more or
+    two. On
     CUDA half precision has its weights a second time, and copies of gradients alone.
     """
     slices, queries, keys = block_sizes(case)
@@ -292,12 +325,17 @@ def workspace(case: Case) -> int:
     half, passes = case.element_bytes < 4, 1 + case.needs_grad
     narrow = half and case.device == "cuda" and not biased
     held = max(passes, 1.5) if narrow else passes * (1 + 2 * biased)
+    held += 2 * bool(case.softcap and case.needs_grad)
     rows = slices * queries * (case.heads // case.kv_heads)
     block = int(rows * (keys * held + passes * (width * (1 + 0.5 * narrow) + 3)))
     copies = case.batch * case.kv_heads * case.kv_len * width * half * (passes - narrow)
     lse = case.batch * case.heads * case.seq_len * (case.pass_ == "both")
     found = (block + copies + lse) * max(4, case.element_bytes)
-    return Estimate(found) if case.needs_grad or biased or case.device != "cpu" else found
+    return (
+        Estimate(found)
+        if case.needs_grad or biased or case.sinks or case.device != "cpu"
+        else found
+    )
 
 
 @attention_builder(
@@ -306,6 +344,8 @@ def workspace(case: Case) -> int:
     memory="O(n)",
     masks=ALL_MASKS,
     positions=ALL_BIASES,
+    softcap=True,
+    sinks=True,
     flops=flops,
     workspace=workspace,
 )
@@ -315,9 +355,12 @@ def chunked(case: Case) -> AttentionCall:
         tiling = cut(case)
     recorded: Any = ChunkedAttention.apply
 
-    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> Any:
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            return recorded(q, k, v, tiling)
-        return attend(tiling, q, k, v, keep=False)[0]
+    def call(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sink: torch.Tensor | None = None, /
+    ) -> Any:
+        inputs = q, k, v, sink
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+            return recorded(tiling, *inputs)
+        return attend(tiling, *inputs, keep=False)[0]
 
     return call

@@ -1,5 +1,6 @@
 """torch's FlexAttention, compiled: blocks that the mask empties are never computed."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -25,12 +26,16 @@ BLOCK = 128  # queries and keys of a block of the mask, torch's default
 
 
 def block_mask(case: Case) -> Any:
-    """The case's mask as FlexAttention wants it; None on a GPU where every pair is admitted."""
+    """The case's mask as FlexAttention wants it; None on a GPU where every pair is admitted.
+
+    A sink is one more key, behind all others, that every query sees.
+    """
     if case.unmasked and case.device != "cpu":
         return None
     from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-    queries, keys, items = case.seq_len, case.kv_len, case.batch if case.mask.lengths else None
+    queries, seen, items = case.seq_len, case.kv_len, case.batch if case.mask.lengths else None
+    keys = seen + bool(case.sinks)
     with building_mask:
         if case.unmasked:  # without a mask all is one block, whose scores a CPU keeps whole
             shape = 1, 1, -(-queries // BLOCK), -(-keys // BLOCK)
@@ -38,11 +43,12 @@ def block_mask(case: Case) -> Any:
             listed = torch.arange(shape[-1], dtype=torch.int32).repeat(*shape[:-1], 1)
             blocks = torch.zeros_like(full), torch.zeros_like(listed), full, listed
             return BlockMask.from_kv_blocks(*blocks, BLOCK, seq_lengths=(queries, keys))
-        first_BL, end_BL = mask_spans(case.mask, queries, keys, case.device, batch=case.batch)
+        first_BL, end_BL = mask_spans(case.mask, queries, seen, case.device, batch=case.batch)
 
         def admits(b: Any, _h: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
             b = 0 if items is None else b
-            return (key >= first_BL[b, query]) & (key < end_BL[b, query])
+            inside = (key >= first_BL[b, query]) & (key < end_BL[b, query])
+            return inside | (key == seen) if case.sinks else inside
 
         sizes: Any = {"Q_LEN": queries, "KV_LEN": keys, "BLOCK_SIZE": BLOCK}
         return create_block_mask(admits, items, None, **sizes, device=case.device)
@@ -56,6 +62,7 @@ def flops(case: Case) -> int:
     """
     d, v = case.head_dim, case.value_dim
     width = {"forward": d + v, "backward": 4 * d + 3 * v, "both": 5 * d + 4 * v}[case.pass_]
+    case = dataclasses.replace(case, kv_len=case.kv_len + bool(case.sinks))
     pairs = sum(
         len(i) * len(j)
         for item in range(case.batch)
@@ -69,7 +76,7 @@ def flex_call(case: Case) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
     mask, scale, gqa = block_mask(case), case.softmax_scale, case.kv_heads != case.heads
-    bias = position_bias(case)
+    bias, softcap, keys = position_bias(case), case.softcap, case.kv_len
     attend: Callable[..., torch.Tensor] = functools.partial(
         flex_attention, block_mask=mask, scale=scale, enable_gqa=gqa
     )
@@ -77,17 +84,28 @@ def flex_call(case: Case) -> Any:
     def flex(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor) -> torch.Tensor:
         return attend(q_BHLD, k_BGSD, v_BGSV)
 
-    def biased(q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor) -> torch.Tensor:
-        assert bias is not None
-        table = bias.columns(q_BHLD * scale) if bias.table_HW is None else bias.table_HW
+    def scored(
+        q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor, *sink: torch.Tensor
+    ) -> torch.Tensor:
+        table = None if bias is None else bias.table_HW
+        if bias is not None and table is None:
+            table = bias.columns(q_BHLD * scale)
 
-        def add(score: torch.Tensor, b: Any, h: Any, query: Any, key: Any) -> torch.Tensor:
-            at = (h,) if bias.table_HW is not None else (b, h, query)
-            return score + table[(*at, bias.index(query, key))]
+        def change(score: torch.Tensor, b: Any, h: Any, query: Any, key: Any) -> torch.Tensor:
+            if softcap:
+                score = softcap * (score / softcap).tanh()
+            if bias is not None and table is not None:
+                at = (h,) if bias.table_HW is not None else (b, h, query)
+                score = score + table[(*at, bias.index(query, key.clamp(max=keys - 1)))]
+            for sink_H in sink:
+                score = torch.where(key == keys, sink_H[h].to(score.dtype), score)
+            return score
 
-        return attend(q_BHLD, k_BGSD, v_BGSV, score_mod=add)
+        if sink:
+            k_BGSD, v_BGSV = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (k_BGSD, v_BGSV))
+        return attend(q_BHLD, k_BGSD, v_BGSV, score_mod=change)
 
-    return flex if bias is None else biased
+    return scored if bias is not None or softcap or case.sinks else flex
 
 
 @attention_builder(
@@ -96,6 +114,8 @@ def flex_call(case: Case) -> Any:
     memory="O(n)",
     masks=ALL_MASKS,
     positions=ALL_BIASES,
+    softcap=True,
+    sinks=True,
     dtypes=("float32", "bfloat16", "float16"),
     compiles=True,
     flops=flops,

@@ -38,7 +38,9 @@ SWITCHES = {"math": "math", "flash": "flash", "efficient": "mem_efficient", "cud
 
 
 def masking(case: Case, route: str) -> str:
-    """How the case's mask goes in: `none`, `is_causal`, `lower_right`, `dense`, or in a `bias`."""
+    """How the mask goes in: `none`, `is_causal`, `lower_right`, `dense`, in a `bias` or `sinks`."""
+    if case.sinks:
+        return "sinks"
     if case.position.encoding.kind == "bias":
         return "bias"
     if route != "mask" and case.unmasked:
@@ -77,6 +79,8 @@ def build(route: str, case: Case, attend: Any = scaled_dot_product_attention) ->
     )
     if kind == "bias":
         plain = with_bias(case, plain)
+    if kind == "sinks":
+        plain = with_sinks(case, plain)
     if route not in SWITCHES:
         return plain
     cuda: Any = torch.backends.cuda
@@ -111,6 +115,23 @@ def with_bias(case: Case, plain: Any) -> AttentionCall:
     return biased
 
 
+def with_sinks(case: Case, plain: Any) -> AttentionCall:
+    """SDPA with one more key: its score, in a mask of numbers, is the sink, its value is 0."""
+    admitted, dtype = mask_for(case), getattr(torch, case.dtype)
+    hidden = None if admitted is None else ~admitted
+    bias = dense_bias(case, hidden)
+    zeros = torch.zeros(1, 1, case.seq_len, case.kv_len, dtype=dtype, device=case.device)
+    numbers = zeros if hidden is None else zeros.masked_fill(hidden, float("-inf"))
+
+    def sunk(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *sink: torch.Tensor) -> Any:
+        added_BHLS = (numbers if bias is None else bias(q)).expand(-1, case.heads, -1, -1)
+        column = sink[0].view(-1, 1, 1).expand(*added_BHLS.shape[:-1], 1)
+        k, v = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        return plain(q, k, v, attn_mask=torch.cat((added_BHLS, column), -1))
+
+    return sunk
+
+
 def tiny(case: Case) -> Case:
     """A small case that a kernel takes or refuses for the same reasons as `case`.
 
@@ -135,9 +156,14 @@ def tiny(case: Case) -> Case:
 
 
 def inputs_of(case: Case) -> list[torch.Tensor]:
-    """q, k and v of a tiny case, the same each time."""
+    """What a tiny case is called with, the same each time."""
     queries, keys = (1, case.heads, case.seq_len), (1, case.kv_heads, case.kv_len)
-    shapes = (*queries, case.head_dim), (*keys, case.head_dim), (*keys, case.value_dim)
+    shapes: list[tuple[int, ...]] = [
+        (*queries, case.head_dim),
+        (*keys, case.head_dim),
+        (*keys, case.value_dim),
+    ]
+    shapes += [(case.heads,)] if case.sinks else []
     like: Any = {"device": case.device, "dtype": getattr(torch, case.dtype)}
     like["generator"] = torch.Generator(case.device).manual_seed(0)
     return [torch.randn(shape, **like, requires_grad=case.needs_grad) for shape in shapes]
@@ -213,7 +239,7 @@ def flash_blocks(case: Case) -> tuple[int, int]:
 
 def flops(route: str, case: Case) -> int:
     """FLOPs executed: causal fused kernels skip blocks past the diagonal, and recompute scores."""
-    kernel, pairs = kernel_taken(case, route), case.seq_len * case.kv_len
+    kernel, pairs = kernel_taken(case, route), case.seq_len * (case.kv_len + bool(case.sinks))
     if kernel != "math" and masking(case, route) in ("is_causal", "lower_right"):
         pairs = sum(len(i) * len(j) for i, j in visible_blocks(case, *flash_blocks(case)))
     bias = bias_flops(case, recompute=False)
@@ -230,7 +256,7 @@ def workspace(route: str, case: Case) -> Estimate:
     # A boolean mask becomes one of numbers; so does math's causal one. Shaw's is made of q.
     mask = case.seq_len * case.kv_len * wide * (case.batch if case.mask.lengths else 1)
     mask *= kind == "dense" or (kernel == "math" and kind == "is_causal")
-    mask += 2 * rows * case.kv_len * (case.position.name == "shaw")
+    mask += 2 * rows * case.kv_len * (case.position.name == "shaw" or kind == "sinks")
     mask *= case.pass_ != "backward"
     if kernel == "math":
         copies = (rows + columns) * (case.head_dim + case.value_dim)
@@ -261,6 +287,7 @@ for name, route, memory, doc in FAMILY:
         devices=("cuda",) if route in ("efficient", "cudnn") else ("cpu", "cuda"),
         masks=ALL_MASKS,
         positions=ALL_BIASES,
+        sinks=route == "mask",
         flops=functools.partial(flops, route),
         workspace=functools.partial(workspace, route),
         supports=functools.partial(supports, route),

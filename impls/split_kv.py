@@ -37,7 +37,11 @@ def product(a_NPMD: torch.Tensor, b_NPDJ: torch.Tensor) -> torch.Tensor:
 
 
 def attend(
-    q_NMD: torch.Tensor, k_NPJD: torch.Tensor, v_NPJV: torch.Tensor, hidden: torch.Tensor | None
+    q_NMD: torch.Tensor,
+    k_NPJD: torch.Tensor,
+    v_NPJV: torch.Tensor,
+    hidden: torch.Tensor | None,
+    softcap: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of each split the unnormalised output (N, P, M, V), the sum and the maximum (N, P, M, 1).
 
@@ -46,6 +50,8 @@ def attend(
     shape = len(q_NMD), k_NPJD.shape[1], *q_NMD.shape[1:]
     scores = product(q_NMD.unsqueeze(1).expand(shape), k_NPJD.mT)
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if softcap:
+        scores = softcap * (scores / softcap).tanh()
     if hidden is not None:
         scores = scores.masked_fill(hidden, float("-inf"))
     highest = scores.detach().amax(-1, keepdim=True).clamp_min(LOWEST)
@@ -61,7 +67,11 @@ def flops(case: Case) -> int:
 
 def workspace(case: Case, *, splits: int) -> int:
     """The scores, less their maximum, and exponentials; the splits' outputs, thrice (bytes)."""
-    row = 3 * case.kv_len + 3 * (splits + 1) * (case.value_dim + 2) + case.head_dim
+    row = (
+        (3 + 2 * bool(case.softcap)) * case.kv_len
+        + 3 * (splits + 1) * (case.value_dim + 2)
+        + case.head_dim
+    )
     return Estimate(row * case.batch * case.heads * case.seq_len * max(4, case.element_bytes))
 
 
@@ -70,6 +80,8 @@ def workspace(case: Case, *, splits: int) -> int:
     time="n^2 d",
     memory="n^2",
     masks=ALL_MASKS,
+    softcap=True,
+    sinks=True,
     flops=flops,
     workspace=workspace,
 )
@@ -93,7 +105,7 @@ def build_split_kv(case: Case, *, splits: int = 8) -> AttentionCall:
     masks = [split_mask(*part) for part in parts]
 
     def split_kv(
-        q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor, /
+        q_BHLD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSV: torch.Tensor, /, *sink: torch.Tensor
     ) -> torch.Tensor:
         k_NSD, v_NSV = k_BGSD.flatten(0, 1), v_BGSV.flatten(0, 1)
         q_NMD = (q_BHLD * scale).reshape(len(k_NSD), -1, q_BHLD.shape[-1])
@@ -102,7 +114,13 @@ def build_split_kv(case: Case, *, splits: int = 8) -> AttentionCall:
             k_NPJD, v_NPJV = (
                 x[:, keys].view(len(x), number, -1, x.shape[-1]) for x in (k_NSD, v_NSV)
             )
-            found.append(attend(q_NMD, k_NPJD, v_NPJV, mask))
+            found.append(attend(q_NMD, k_NPJD, v_NPJV, mask, case.softcap))
+        for sink_H in sink:  # a split of its own, with a value of 0
+            sink_M = sink_H.repeat_interleave(case.seq_len).to(found[0][1].dtype)
+            sink_N1M1 = sink_M.view(1, case.kv_heads, 1, -1, 1).expand(case.batch, -1, -1, -1, 1)
+            sink_N1M1, zero = sink_N1M1.flatten(0, 1), torch.zeros_like(found[0][0][:, :1])
+            highest = sink_N1M1.detach()
+            found.append((zero, (sink_N1M1 - highest).exp(), highest))
         o_NPMV, sums, highest = (torch.cat(x, dim=1) for x in zip(*found, strict=True))
         shares = (highest - highest.amax(1, keepdim=True)).exp()
         o_NMV = (shares * o_NPMV).sum(1) / (shares * sums).sum(1)

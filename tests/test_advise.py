@@ -472,15 +472,6 @@ def test_a_ratio_has_one_value_wherever_it_stands(tmp_path, name):
     assert again.kind == "advise"
 
 
-def test_a_model_with_soft_capping_never_keeps_what_has_none(tmp_path):
-    records = [timed("sdpa", 80.0), timed("sdpa-mask", 90.0), timed("naive", 100.0)]
-    run, [found] = advice_of(tmp_path, *records, left_out="soft-capping of scores at 50")
-    assert (found.best["impl"], found.level) == ("naive", ())
-    text = rendered(document(run))
-    assert "sdpa has no soft-capping; of those that can be written with it naive is" in text
-    assert "Can be written with soft-capping: naive; not: sdpa, sdpa-mask." in text
-
-
 PROGRAM = """
 import torch
 q = torch.randn(1, 2, 64, 8)

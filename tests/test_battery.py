@@ -77,6 +77,8 @@ REFUSED: dict[str, Refusal] = {
     ),
 }
 TAKE_BIASES = ("naive", "chunked", "flex", "sdpa", "sdpa-math", "sdpa-mask", "sdpa-flash")
+TAKE_SOFTCAPS = ("naive", "naive-heads", "naive-compiled", "chunked", "split-kv", "flex")
+TAKE_SINKS = (*TAKE_SOFTCAPS, "sdpa-mask")
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -95,6 +97,8 @@ def test_what_a_built_in_refuses_on_cpu_is_written_down(name):
             latent = (case.cache or "").startswith("latent")
             unserved |= latent and impl.family != "sparse"
         unbiased = name not in TAKE_BIASES and case.position.encoding.kind == "bias"
+        unbiased |= name not in TAKE_SOFTCAPS and case.softcap is not None
+        unbiased |= name not in TAKE_SINKS and case.sinks is not None
         return unserved or unbiased or (name in REFUSED and REFUSED[name](case, core))
 
     wrong = [

@@ -74,18 +74,25 @@ def test_a_training_step_of_bert_with_padding_and_dropout():
     assert counts(seen, *SIZES, "mask", "pass") == expected
 
 
-def test_gemma_2_is_eager_and_its_soft_cap_is_named():
+def test_gemma_2_is_eager_and_its_soft_cap_is_in_its_cases():
     torch.manual_seed(0)
     config = transformers.Gemma2Config(**GQA, sliding_window=4)
     model = transformers.Gemma2ForCausalLM(config).eval()
     with torch.no_grad():
         seen = unchanged(lambda: [model(IDS).logits])
-    assert seen.cases == []
-    left = [(row["problems"], row["G"], row["mask"], row["count"])
-            for row in seen.report()["left_out"]]  # fmt: skip
-    assert sorted(left) == [
-        (("a soft-cap",), 2, mask, 1) for mask in ("causal", "window:4")
-    ]  # fmt: skip
+    found = counts(seen, "softcap", "G", "mask")
+    assert found == {(50.0, 2, "causal"): 1, (50.0, 2, "window:4"): 1}
+
+
+def test_gpt_oss_is_captured_with_its_sinks():
+    config = transformers.GptOssConfig(
+        **GQA | {"num_hidden_layers": 1}, layer_types=["full_attention"], num_local_experts=2,
+        num_experts_per_tok=1,
+    )  # fmt: skip
+    model = transformers.GptOssForCausalLM(config).eval()
+    with torch.no_grad():
+        seen = unchanged(lambda: [model(IDS).logits])
+    assert counts(seen, "sinks", "mask") == {("learned", "causal"): 1}
 
 
 def test_transformers_is_imported_by_the_program_alone():

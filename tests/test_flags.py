@@ -31,6 +31,7 @@ def parsed(flags: list[str], device="cpu") -> list[Case]:
     Case(workload="recurrent", width=96, heads=1, head_dim=96, mask=parse_mask("causal")),
     Case(kv_len=77, kv_heads=2, value_dim=32, batch=3, pass_="both", dtype="bfloat16"),
     Case(mask=parse_mask("document:64+128"), position=parse_position("rope:500000"), threads=4),
+    Case(softcap=50.0, sinks="learned"),
     Case(scale=0.125), Case(workload="decode", cache="int8", new_tokens=3, scale=1.0, width=256,
                             mask=parse_mask("causal")),
     Case(device="cuda", mask=parse_mask("window:256"), seq_len=64),
@@ -43,6 +44,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OTHER: dict[str, Any] = {  # of each axis a value that does not go without saying
     "pass": "both", "dtype": "bfloat16", "mask": "causal", "position": "rope", "scale": 0.25,
     "layout": "packed", "projection": "tied", "cache": "int8", "width": 96, "heads": 8,
+    "softcap": 12.5, "sinks": "learned",
     "kv_heads": 2, "new_tokens": 3, "query_tokens": 2, "layers": 3, "threads": 2, "batch": 7,
     "seq_len": 9, "kv_len": 11, "head_dim": 48, "value_dim": 24,
 }  # fmt: skip

@@ -156,13 +156,12 @@ SEVERAL = {
     ),
     "soft-capping, and a scale": (
         LLAMA | {"model_type": "gemma2", "query_pre_attn_scalar": 64, "sliding_window": 500},
-        ["3 forward n=96 B=1 H=8 G=4 D=256 float32 causal rope scale=0.125 BLHD"],
-        "soft-capping of scores at 50",
+        ["3 forward n=96 B=1 H=8 G=4 D=256 float32 causal rope scale=0.125 softcap=50.0 BLHD"], ""
     ),
     "sinks": (
         LLAMA | {"model_type": "gpt_oss", "num_hidden_layers": 1},
-        ["1 forward n=96 B=1 H=8 D=64 float32 causal rope-yarn:32:truncate=0:base=150000 BLHD"],
-        "attention sinks",
+        ["1 forward n=96 B=1 H=8 D=64 float32 causal rope-yarn:32:truncate=0:base=150000"
+         " sinks=learned BLHD"], ""
     ),
     "what nothing reads": (
         LLAMA | {"position_embedding_type": "relative_key", "dual_chunk_attention_config": {"a": 1},

@@ -17,7 +17,7 @@ from attnbench.base.stats import CLOSE, median
 from attnbench.schema.case import Case
 from attnbench.schema.record import Record
 from attnbench.store.runs import Run
-from attnbench.theory.choices import DEFAULT, FEATURES, as_transformers, can_have
+from attnbench.theory.choices import DEFAULT, as_transformers
 
 LITTLE = 1.02  # not worth a change
 CLEAR = 1.2  # a gain that is worth a longer look, where it cannot be excluded
@@ -35,8 +35,7 @@ class Advice:
     Where the verdict is to keep it, the default is the best. `level` are others that the best
     cannot be told apart from, `uneven` those with a shorter time that is not advised, `untried` is
     how many there was no time for. `count` is how often the step makes the call. `ratios` are the
-    default's time / that of each other: there is one for each, whatever shows it. Where the model
-    needs what the default `lacks`, the best is the fastest of those that can be written with it.
+    default's time / that of each other: there is one for each, whatever shows it.
     """
 
     case: Case
@@ -51,7 +50,6 @@ class Advice:
     uneven: tuple[str, ...] = ()
     untried: int = 0
     ratios: Mapping[str, Ratio] = field(default_factory=dict)
-    lacks: str = ""
 
     @property
     def sure(self) -> bool:
@@ -133,11 +131,7 @@ def _one(
     def slower(name: str, other: str) -> bool:
         return decided(*time_ratio(run, first.get(name), first.get(other))[1:]) > 0
 
-    lacks = next((text for text in FEATURES if text in (run.info.get("left_out") or "")), "")
     candidates = {*first} & set(timed["impl"])
-    own = set(run.info.get("own") or ())
-    able = {name for name in candidates if name in own or can_have(lacks, name)}
-    lacks, candidates = (lacks, able) if lacks and able else ("", candidates)
     names = sorted(candidates, key=lambda name: time_us(first[name]) or math.inf)
     best = names[0]
     for name in names[1:]:  # pairs of pairs need not agree
@@ -146,8 +140,7 @@ def _one(
     level = tuple(name for name in names if name != best and not slower(name, best))
     by_name = {str(row["impl"]): row for _, row in timed.iterrows()}
     regret: Ratio = (None, None, None)
-    verdict: Verdict = "switch" if lacks else "failed"
-    regret = ratios.get(best, regret) if lacks else regret
+    verdict: Verdict = "failed"
     if DEFAULT in names:
         other = next((name for name in (best, *names) if name != DEFAULT), None)
         again = [each for each in later if {DEFAULT, other} <= each.keys()]
@@ -161,7 +154,6 @@ def _one(
     return Advice(
         case=case, step=step, count=count, rows=rows, best=by_name[best],
         default=by_name.get(DEFAULT), regret=regret, verdict=verdict, level=level, ratios=ratios,
-        lacks=lacks,
     )  # fmt: skip
 
 
@@ -199,7 +191,7 @@ def of_step(found: Sequence[Advice], calls: Mapping[str, int]) -> tuple[float, R
 
     `calls` are how often it makes each call, by the case's id.
     """
-    own = [each for each in found if each.case.case_id in calls and not each.lacks]
+    own = [each for each in found if each.case.case_id in calls]
     if len(own) < len(calls) or any(each.default is None or not each.regret[0] for each in own):
         return 0.0, (None, None, None)
     spent = [calls[x.case.case_id] * float(x.default["time_us"]) for x in own]  # type: ignore[index]

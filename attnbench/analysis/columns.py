@@ -219,7 +219,14 @@ class Column:
 
 COLUMNS: Registry[Column] = Registry("column")
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-_KINDS = {"sizes": "int", "threads": "int", "scales": "float", "names": "text"}
+_KINDS = {
+    "sizes": "int",
+    "threads": "int",
+    "scales": "float",
+    "caps": "float",
+    "sinks": "text",
+    "names": "text",
+}
 for _name in chain(*([n for n in AXES if n not in _TABLE] if n == "axes" else [n] for n in _TABLE)):
     _row = _TABLE.get(_name) or ["case", _KINDS[AXES[_name].kind], "", AXES[_name].meaning]
     _source, _kind, _unit, _meaning = _row

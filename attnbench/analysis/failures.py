@@ -45,6 +45,8 @@ def features(item: Item) -> dict[str, bool]:
         "with rotary positions": kind == "rotary",
         "with a scale of its own": case.scale is not None,
         f"with scale {case.scale}": case.scale is not None,
+        "with a soft-cap": case.softcap is not None,
+        "with sinks": case.sinks is not None,
         f"with {case.layout} inputs": case.layout != "BHLD",
         "where inputs are not contiguous": any(gaps := _gaps(item)),
         **{f"where {name} is not contiguous": gap for name, gap in zip("qkv", gaps, strict=True)},

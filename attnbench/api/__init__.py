@@ -70,7 +70,7 @@ class AttentionCall(Protocol):
     """What is timed."""
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> torch.Tensor:
-        """q_BHLD, k_BGSD, v_BGSV positionally, o_BHLV back.
+        """q_BHLD, k_BGSD, v_BGSV positionally, o_BHLV back; sink_H is the fourth of `sinks`.
 
         Of a recurrent network: x_BLE and the weights w_ih, w_hh, (3E, E) each, and o_BLE back.
         """
@@ -119,6 +119,8 @@ class Implementation:
     passes: tuple[Pass, ...] = PASSES
     masks: tuple[str, ...] = ("full", "causal")
     positions: tuple[str, ...] = ()
+    softcap: bool = False
+    sinks: bool = False
     workloads: tuple[str, ...] = ("attention", "layer", "decode")
     gqa: bool = True
     value_dims: bool = True
@@ -150,6 +152,8 @@ class Implementation:
                 f"takes position biases {', '.join(self.positions) or 'none'},"
                 f" not {case.position.text}",
             ),
+            (self.softcap or not case.softcap, "caps no scores (--softcaps)"),
+            (self.sinks or not case.sinks, "takes no attention sinks (--sinks)"),
             (self.gqa or case.kv_heads == case.heads, "takes no grouped key/value heads"),
             (self.value_dims or case.value_dim == case.head_dim, "needs value dim = head dim"),
         )
@@ -202,7 +206,7 @@ def _parameters_of(build: OfCase) -> dict[str, Parameter]:
         default = argument.default
         many, real = isinstance(default, tuple), isinstance(default, float)
         number = isinstance(default, (int, float, tuple)) and not isinstance(default, bool)
-        if argument.kind is argument.KEYWORD_ONLY and number and name != "scale":
+        if argument.kind is argument.KEYWORD_ONLY and number and name not in ("scale", "softcap"):
             least = 0 if real or default == 0 else 1
             declared[name] = Parameter(default=default, real=real, many=many, least=least)
     return declared
@@ -225,6 +229,8 @@ def attention_builder(
     passes: tuple[Pass, ...] = Implementation.passes,
     masks: tuple[str, ...] = Implementation.masks,
     positions: tuple[str, ...] = Implementation.positions,
+    softcap: bool = False,
+    sinks: bool = False,
     workloads: tuple[str, ...] = Implementation.workloads,
     gqa: bool = True,
     value_dims: bool = True,
@@ -259,6 +265,8 @@ def attention_builder(
     - `dtypes`, `devices`, `passes`, `masks`: what it takes, by name.
     - `positions`: the biases on scores that it adds (`position_bias`), by name; what turns q and k
       or is added to x is done around it.
+    - `softcap`: whether it caps scaled scores by `case.softcap`, a number or None, before a bias.
+    - `sinks`: whether its callable, where the case has sinks, takes sink_H as a fourth tensor.
     - `workloads`: those in which it serves, as the core or as the recurrent network.
     - `gqa`, `value_dims`: whether it takes fewer key/value heads, and a value width other than D.
     - `compiles`: the first call compiles, so that its time goes to `compile_s`.
@@ -298,8 +306,10 @@ def _with_parameters_of(
 def attention(name: str, **declared: Any) -> Callable[[F], F]:
     """Register a plain function `f(q_BHLD, k_BGSD, v_BGSV, *, causal, scale) -> o_BHLV`.
 
-    Serves full and causal masks (bottom-right where L ≠ S). Further keyword-only arguments with
-    numbers as defaults are its parameters. The rest is as in `attention_builder`.
+    Serves full and causal masks (bottom-right where L ≠ S). With `softcap=True` it is given a
+    keyword `softcap`, a number or None; with `sinks=True` sink_H as a fourth tensor in cases that
+    have sinks. Further keyword-only arguments with numbers as defaults are its parameters. The rest
+    is as in `attention_builder`.
 
     Raises:
         UsageError: the name is taken, or a value is not of its parameter's type.
@@ -307,6 +317,8 @@ def attention(name: str, **declared: Any) -> Callable[[F], F]:
 
     def register(function: F) -> F:
         def build(case: Case, **values: Any) -> AttentionCall:
+            if declared.get("softcap"):
+                values["softcap"] = case.softcap
             return functools.partial(
                 function, causal=not case.unmasked, scale=case.softmax_scale, **values
             )

@@ -301,11 +301,11 @@ def parse_positive(text: str, flag: str) -> float:
     return value
 
 
-def parse_scales(text: str, flag: str) -> list[float | None]:
-    """Read `default,0.5`; `default` is None."""
-    numbers = {part: _number(part) for part in parse_names(text, flag) if part != "default"}
+def parse_scales(text: str, flag: str, word: str = "default") -> list[float | None]:
+    """Read `default,0.5`; `default`, or another word, is None."""
+    numbers = {part: _number(part) for part in parse_names(text, flag) if part != word}
     if wrong := next((part for part, number in numbers.items() if not number), None):
-        raise UsageError(f"{flag} takes default or a number above 0, not {wrong[:40]!r}")
+        raise UsageError(f"{flag} takes {word} or a number above 0, not {wrong[:40]!r}")
     return [numbers.get(part) for part in parse_names(text, flag)]
 
 

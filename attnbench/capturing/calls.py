@@ -229,7 +229,7 @@ def _grouped(rows: Iterable[Row]) -> Iterator[Row]:
 def described(
     op: str, tensors: Iterable[torch.Tensor], mask: Found, *, device: str,
     scale: float | None = None, grad: bool = False, backend: str = "",
-    problems: Iterable[str] = (),
+    problems: Iterable[str] = (), softcap: float | None = None, sinks: str | None = None,
 ) -> Call:  # fmt: skip
     """A call by its q, k and v: (L, D), (B, L, D), or (…, H, L, D) with … as one batch."""
     q_BHLD, k_BGSD, v_BGSV = tensors
@@ -247,6 +247,7 @@ def described(
         "L": q_BHLD.shape[-2], "S": mask.keys, "D": D, "V": v_BGSV.shape[-1], "dtype": name,
         "mask": mask.text, "layout": _layout(q_BHLD, k_BGSD, v_BGSV),
         "scale": None if scale is None or math.isclose(scale, D**-0.5) else float(scale),
+        "softcap": softcap, "sinks": sinks,
         "op": op, "backend": backend, "device": device, "grad": grad, "problems": tuple(wrong),
     }  # fmt: skip
 

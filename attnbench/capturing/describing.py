@@ -104,10 +104,11 @@ def transformers(
 ) -> Described:  # fmt: skip
     """A function of transformers' registry that called no SDPA: eager, or a kernel of its own."""
     wrong = [
-        text for name, text in (("softcap", "a soft-cap"), ("s_aux", "sinks"),
-                                ("position_bias", "a bias"), ("cu_seq_lens_q", "packed lengths"))
+        text for name, text in (("position_bias", "a bias"), ("cu_seq_lens_q", "packed lengths"))
         if more.get(name) is not None
     ] + _dropout(dropout)  # fmt: skip
+    scored = {"softcap": more.get("softcap")}
+    scored["sinks"] = None if more.get("s_aux") is None else "learned"
     window = None if eager else more.get("sliding_window")
     causal = not eager and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
 
@@ -119,11 +120,11 @@ def transformers(
         elif attention_mask is not None:
             mask = Found("full", S, "a mask of a kernel's own")
         return described(op, (query, key, value), mask, device=query.device.type, scale=scaling,
-                         grad=grad, problems=wrong, backend="eager" * eager)  # fmt: skip
+                         grad=grad, problems=wrong, backend="eager" * eager, **scored)  # fmt: skip
 
     parts = [_tensor(x) for x in (query, key, value)]
     return (op, _place(query), *parts, prints.of(attention_mask), scaling, tuple(wrong), window,
-            causal, grad), make, key.data_ptr()  # fmt: skip
+            *scored.values(), causal, grad), make, key.data_ptr()  # fmt: skip
 
 
 def multi_head(

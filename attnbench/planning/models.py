@@ -135,9 +135,8 @@ def _sweeps(outer: Row, step: str | None, tokens: Any, workload: str) -> tuple[l
         raise UsageError("an encoder has no decode step; take --step prefill, or train")
     if row.kv_lora_rank and workload != "attention":
         raise UsageError(f"{workload} has not all parts of its latent attention (--workload)")
-    if row.attn_logit_softcapping:
-        left_out.append(f"soft-capping of scores at {row.attn_logit_softcapping:g}")
-    left_out += [arch["lacks"]] if "lacks" in arch else []
+    sinks = "learned" if "sinks" in arch and workload != "layer" else None
+    left_out += ["attention sinks"] if "sinks" in arch and not sinks else []
     if step == "train" and (p := row.attention_dropout or row.attention_probs_dropout_prob):
         left_out.append(f"dropout of {p:g}")
     most, usual = math.inf, 2048
@@ -156,6 +155,7 @@ def _sweeps(outer: Row, step: str | None, tokens: Any, workload: str) -> tuple[l
             # A window that hides nothing is none. What a step of decoding reads was turned, and cut
             # to the window, when it was cached; else q, k and v lie as projections leave them.
             mask = "full" if encoder else f"window:{window}" if 0 < window < n else "causal"
+            call |= {"sinks": sinks} if sinks else {}
             if workload != "attention":
                 call |= {"seq_lens": n, "masks": mask, "positions": position}
                 call |= {"widths": row.hidden_size}
@@ -240,7 +240,8 @@ def _sizes(row: Any) -> dict[str, Any]:
             scale = row.query_pre_attn_scalar**-0.5
     return {
         "heads": heads, "kv_heads": groups, "head_dims": head_dim, "value_dims": value_dim,
-        "scales": (scale,), "dtypes": row.dtype or row.torch_dtype or "float32",
+        "scales": (scale,), "softcaps": (row.attn_logit_softcapping,),
+        "dtypes": row.dtype or row.torch_dtype or "float32",
     }  # fmt: skip
 
 

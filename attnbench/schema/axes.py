@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from attnbench.base import units
 
 READ: dict[str, Callable[[str, str], Any]] = {
     "names": units.parse_names, "sizes": units.parse_sizes, "threads": units.parse_threads,
-    "scales": units.parse_scales,
+    "scales": units.parse_scales, "caps": partial(units.parse_scales, word="none"),
+    "sinks": units.parse_names,
 }  # fmt: skip
 
 

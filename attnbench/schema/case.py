@@ -25,6 +25,7 @@ Pass = Literal["forward", "backward", "both"]
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 Layout = Literal["BHLD", "BLHD", "packed"]
+Sinks = Literal["learned"]
 
 PASSES: tuple[Pass, ...] = get_args(Pass)
 DEVICES: tuple[Device, ...] = get_args(Device)
@@ -39,6 +40,8 @@ class Case:
     Sizes are counts, not bytes: `batch` B, `heads` H, `kv_heads` G, `seq_len` L, `kv_len` S,
     `head_dim` D, `value_dim` V, `width` E. `kv_heads`, `kv_len` and `value_dim` equal `heads`,
     `seq_len` and `head_dim` unless given. `scale` multiplies the scores; None means 1/√D.
+    `softcap` c makes c · tanh(s / c) of scaled scores s, before bias and mask; None is no cap. With
+    `sinks` "learned" each query head has a logit in the softmax's sum, without a value.
     `layers` are one after another; each adds its output to what it was given, but the last. In
     `decode` each is given hidden states of its own.
     For `decode`, `seq_len` is the context before the first of `new_tokens` generated tokens,
@@ -48,9 +51,9 @@ class Case:
     `threads` are the CPU threads of the timed calls; on a GPU always 1, whatever the host does.
 
     Raises:
-        UsageError: a size below 1, a scale that is not above 0, an unknown pass, device or dtype.
-            Sizes that do not fit together are not an error here: `traits.impossible` names the
-            reason, which becomes a row.
+        UsageError: a size below 1, a scale or a softcap not above 0, an unknown pass, device, dtype
+            or kind of sinks. Sizes that do not fit together are not an error here:
+            `traits.impossible` names the reason, which becomes a row.
     """
 
     workload: str = "attention"
@@ -73,6 +76,8 @@ class Case:
     query_tokens: int = 1
     layers: int = 1
     scale: float | None = None
+    softcap: float | None = None
+    sinks: Sinks | None = None
     layout: Layout = "BHLD"
     threads: int = 1
 
@@ -84,10 +89,15 @@ class Case:
         require("device", [str(self.device)], DEVICES, "--device")
         require("dtype", [str(self.dtype)], DTYPE_BYTES, "--dtypes")
         require("layout", [str(self.layout)], get_args(Layout), "--layouts")
-        if self.scale is not None:
-            if not (isinstance(self.scale, (int, float)) and 0 < self.scale < math.inf):
-                raise UsageError(f"--scales takes a number above 0, not {self.scale!r}")
-            object.__setattr__(self, "scale", float(self.scale))
+        for name in ("softcap", "sinks"):
+            if getattr(self, name) == "none":
+                object.__setattr__(self, name, None)
+        require("sinks", [self.sinks or "none"], ("none", *get_args(Sinks)), "--sinks")
+        for name in ("scale", "softcap"):
+            if (number := getattr(self, name)) is not None:
+                if not (isinstance(number, (int, float)) and 0 < number < math.inf):
+                    raise UsageError(f"--{name}s takes a number above 0, not {number!r}")
+                object.__setattr__(self, name, float(number))
         for name in _SIZES:
             size = getattr(self, name)
             if size is not None and (type(size) is not int or size < 1):
@@ -102,6 +112,11 @@ class Case:
     def softmax_scale(self) -> float:
         """The factor on the scores: `scale`, or 1/√D."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the tensors that attention is called with, in this order."""
+        return ("q", "k", "v", "sink") if self.sinks else ("q", "k", "v")
 
     @property
     def units(self) -> int:

@@ -14,7 +14,6 @@ from attnbench.base.registry import Registry
 from attnbench.schema.case import Case
 from attnbench.schema.mask import Mask, parse_mask
 from attnbench.theory import projections
-from attnbench.theory.projections import Shapes
 
 DEFAULT = "static"
 Seen = tuple[int, Mask]  # how many keys a core is given, and which of them a query sees
@@ -210,11 +209,12 @@ def as_seen(case: Case) -> Case:
     return replace(case, **sizes, scale=case.softmax_scale)
 
 
-def weights_of(case: Case) -> Shapes:
-    """Shapes of the layer's weights by name: wq, wk, wv, wo, or by way of a latent."""
+def weights_of(case: Case) -> dict[str, tuple[int, ...]]:
+    """Shapes of the layer's weights by name: wq, wk, wv, wo, or by way of a latent; its sinks."""
     rank = cache_of(case)[1].get("rank")
     way = "separate" if rank is None else f"mla:{rank}"
-    return projections.weights_of(replace(case, projection=way))
+    sink = {"sink": (case.heads,)} if case.sinks else {}
+    return {**projections.weights_of(replace(case, projection=way)), **sink}
 
 
 def cache_bytes(case: Case) -> int:

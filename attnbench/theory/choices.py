@@ -7,15 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from attnbench.base.parameters import base_name
 from attnbench.schema.case import Case
 
 WORDS: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_suffix(".toml").read_text("utf-8")
 )
 DEFAULT = "sdpa"
-# What a model's attention may have and no case: in its words, as the rows name it in `has`.
-FEATURES = {"soft-capping": "soft-cap", "attention sinks": "sinks"}
 TRANSFORMERS = "transformers 5.24"
 
 
@@ -31,11 +28,6 @@ def as_transformers(case: Case) -> str:
     if not shared or (plain and case.head_dim == case.value_dim <= 256):
         return DEFAULT
     return "sdpa-grouped" if case.seq_len == 1 else "sdpa-expanded"
-
-
-def can_have(feature: str, impl: str) -> bool:
-    """Whether a line of FEATURES can be written into the implementation's call."""
-    return FEATURES.get(feature) in WORDS.get(base_name(impl), {}).get("has", ())
 
 
 def choices(masks: Iterable[str]) -> list[str]:

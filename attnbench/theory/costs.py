@@ -106,10 +106,11 @@ def decode_flops_useful(case: Case, core: int | None = None) -> int:
 
 
 def attention_bytes_given(case: Case) -> int:
-    """Inputs and outputs in bytes: q, k, v and o, with gradients do, dq, dk and dv besides."""
+    """Inputs and outputs in bytes: q, k, v, o and sinks, with the gradient of each besides."""
     query_rows = case.batch * case.heads * case.seq_len
     key_rows = case.batch * case.kv_heads * case.kv_len
     numbers = (query_rows + key_rows) * (case.head_dim + case.value_dim)
+    numbers += case.heads * (case.sinks is not None)
     return (1 if case.pass_ == "forward" else 2) * numbers * case.element_bytes
 
 
@@ -149,7 +150,7 @@ def decode_bytes_min(case: Case) -> int:
     (kind, _), own, tokens = cache_of(case), len(set(keys_of_layers(case))), case.new_tokens or 1
     numbers, width = 0, case.model_width * case.element_bytes
     for name, shape in caches.weights_of(case).items():
-        numbers += (case.layers if name in ("wq", "wo") else own) * math.prod(shape)
+        numbers += (case.layers if name in ("wq", "wo", "sink") else own) * math.prod(shape)
     weights = numbers * case.element_bytes // case.query_tokens
     key = width if kind.all_keys else as_seen(case).kv_heads * kind.key_bytes(case)
     read = own * key * _decode_keys(case, case.query_tokens) // tokens

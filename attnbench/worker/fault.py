@@ -36,7 +36,8 @@ from attnbench.worker.reference import (
 from attnbench.worker.variants import PARTS, reads, scores_of, seen_scores, values_of, variants
 from attnbench.worker.workloads import WORKLOADS
 
-_AXES = {4: ("batch", "head", "query", "dim"), 3: ("batch", "token", "dim"), 2: ("row", "column")}
+_AXES = {4: ("batch", "head", "query", "dim"), 3: ("batch", "token", "dim"), 2: ("row", "column"),
+         1: ("head",)}  # fmt: skip
 _ROWS = 6  # that lost keys and factors on scores are looked for in
 _PAIRS = 1 << 19  # batch x heads x queries x keys up to which whole outputs are tried
 _COARSER = {"float64": ("float32", "bfloat16", "float16"), "float32": ("bfloat16", "float16"),
@@ -103,8 +104,15 @@ def _where(name: str, got: torch.Tensor, value: torch.Tensor, allowed: Size) -> 
     named = _AXES.get(error.ndim) or [f"axis {number}" for number in range(error.ndim)]
     axes = [rows if axis == "query" else axis for axis in named]
     wrong, touched = ~(error <= allowed.max), {}
-    for number, axis in enumerate(axes[:-1]):
-        places = wrong.movedim(number, 0).flatten(1).any(1).nonzero().flatten().tolist()
+    for number, axis in enumerate(axes[:-1] or axes):
+        places = (
+            wrong.movedim(number, 0)
+            .reshape(wrong.shape[number], -1)
+            .any(1)
+            .nonzero()
+            .flatten()
+            .tolist()
+        )
         if places:
             touched[axis] = [len(places), wrong.shape[number], places[0], places[-1]]
     numbers = {"got": got[at], "expected": value[at], "error": error[at]}
@@ -133,6 +141,9 @@ def _why(
         # Whatever is small is near 0: it has to be told from that, too.
         return off <= min(error, Size.of(got).rms) / 4 and off <= max(4 * allowed.rms, error / 50)
 
+    if name == "dsink":  # a number for each head: more stories than these would fit
+        ways = {"sink-gradient-missing": 0 * value, "sink-gradient-sign": -value}
+        return {"explained": [code for code, other in ways.items() if near(other, got, value)]}
     finite, attention = got.isfinite().all(-1), case.workload == "attention"
     small = case.batch * case.heads * case.seq_len * case.kv_len <= _PAIRS
     errors, rms = (got - value).abs().amax(-1), Size.of(got - value).rms
@@ -145,6 +156,7 @@ def _why(
     core, codes, figures = core_of(impl), list[str](), dict[str, Any]()
     hidden = dict[str, Any]()
     plain = attention and small and core is plain_attention and name == "o"
+    plain &= not case.sinks  # which lost keys and factors are looked for without
     if plain and not case.unmasked and case.position.encoding.kind != "bias" and finite.any():
         hidden = _of_hidden(case, tensors, got, value, near)
     few = (int(wrong.sum()) or wrong.numel()) <= _FEW
@@ -173,7 +185,7 @@ def _why(
     by_row = (each / square.sum(-1, keepdim=True)).nan_to_num(0)
     if attention and name == "o" and near(by_row * value, got, value):
         explained["not-normalised"] = None
-        if small and (keys := _zero_keys(case, tensors, by_row)):
+        if small and not case.sinks and (keys := _zero_keys(case, tensors, by_row)):
             explained, figures = {"zero-keys": None}, {"zero-keys": keys}
     if explained:
         return {"explained": list(explained), **figures}

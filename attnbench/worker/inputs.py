@@ -95,6 +95,13 @@ def with_gradients(tensors: Tensors, draw: Draw) -> Tensors:
     return found
 
 
+def fill_sinks(sink_H: torch.Tensor, keys: int, seed: int) -> None:
+    """Overwrite by ln(`keys`) and a number from N(0, 1): each weighs about as much as all keys."""
+    fill_normal([sink_H], seed + 1)
+    with torch.no_grad():
+        sink_H.add_(math.log(keys))
+
+
 def fill_normal(tensors: Iterable[torch.Tensor], seed: int) -> None:
     """Overwrite each tensor in place with numbers from N(0, 1), the same for the same seed.
 

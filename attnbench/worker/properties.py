@@ -102,10 +102,10 @@ def any_order(case: Case, impl: Implementation, tensors: Tensors) -> None:
     generator = torch.Generator().manual_seed(1)
     order = torch.randperm(case.kv_len, generator=generator).to(case.device)
     if impl.definition is not None:
-        wide = [tensors[name].detach().double() for name in "qkv"]
-        method = impl.definition(case)
-        moved = method(wide[0], wide[1][:, :, order], wide[2][:, :, order])
-        if not torch.allclose(method(*wide), moved, rtol=1e-6, atol=1e-9):
+        q, k, v, *sink = (tensors[name].detach().double() for name in case.inputs)
+        method: Callable[..., Any] = impl.definition(case)
+        moved = method(q, k[:, :, order], v[:, :, order], *sink)
+        if not torch.allclose(method(q, k, v, *sink), moved, rtol=1e-6, atol=1e-9):
             return
     before = output(case, impl, tensors)
     with torch.no_grad():
@@ -148,27 +148,28 @@ def exact_in_its_limit(case: Case, impl: Implementation, tensors: Tensors) -> No
 def gradients(case: Case, impl: Implementation, tensors: Tensors) -> None:
     """Gradients are those of the output, by finite differences in float64 (torch's gradcheck)."""
     call: Any = impl.build(case)
-    inputs = [tensors[name].detach().requires_grad_() for name in "qkv"]
+    inputs = [tensors[name].detach().requires_grad_() for name in case.inputs]
     with torch.enable_grad():
         try:
             torch.autograd.gradcheck(call, inputs, atol=1e-4, rtol=1e-3, nondet_tol=1e-9)
         except GradcheckError as err:
             text = str(err).partition("\n")[0]
             if "Jacobian mismatch" in text:
-                text = _farthest(call, inputs)
+                text = _farthest(call, dict(zip(case.inputs, inputs, strict=True)))
             raise IncorrectError(f"gradients are not those of the output: {text}") from err
 
 
-def _farthest(call: Any, inputs: list[torch.Tensor]) -> str:
+def _farthest(call: Any, inputs: Tensors) -> str:
     """Where the gradient of ½ Σ o² differs most from central differences, and both values."""
 
     def loss() -> torch.Tensor:
-        found: torch.Tensor = call(*inputs).square().sum() / 2
+        found: torch.Tensor = call(*inputs.values()).square().sum() / 2
         return found
 
     worst, step = (-1.0, ""), 1e-5
-    grads = torch.autograd.grad(loss(), inputs, allow_unused=True, materialize_grads=True)
-    for name, x, grad in zip("qkv", inputs, grads, strict=True):
+    every = tuple(inputs.values())
+    grads = torch.autograd.grad(loss(), every, allow_unused=True, materialize_grads=True)
+    for (name, x), grad in zip(inputs.items(), grads, strict=True):
         for place in itertools.product(*map(range, x.shape)):
             with torch.no_grad():
                 value, ends = x[place].clone(), []
@@ -190,7 +191,7 @@ def two_in_flight(case: Case, impl: Implementation, tensors: Tensors) -> None:
     if impl.reuses_output:
         return  # by declaration the first output is gone
     call: Any = impl.build(case)
-    inputs = [tensors[name].detach().requires_grad_() for name in "qkv"]
+    inputs = [tensors[name].detach().requires_grad_() for name in case.inputs]
     with torch.enable_grad():
         found = []
         for others in ([], [_redrawn(x).requires_grad_() for x in inputs]):
@@ -199,7 +200,7 @@ def two_in_flight(case: Case, impl: Implementation, tensors: Tensors) -> None:
             unused: Any = {"allow_unused": True, "materialize_grads": True}  # as hashing keys of q
             found.append(torch.autograd.grad(o, inputs, _redrawn(o), **unused))
             del later
-    for name, one, other in zip("qkv", *found, strict=True):
+    for name, one, other in zip(case.inputs, *found, strict=True):
         same(other, one, "another forward pass before the backward one shows", f"d{name}")
 
 

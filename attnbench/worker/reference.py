@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from attnbench.api import AttentionCall, Implementation, Patterned, dense_mask
+from attnbench.api import Implementation, Patterned, dense_mask
 from attnbench.machine.facts import free_bytes
 from attnbench.schema.case import Case, Position
 from attnbench.worker import positions
@@ -90,8 +90,13 @@ class Drawn:
     slice_P: torch.Tensor
 
     def of(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        """That part of an input or a result (B, heads, L, D): (P, heads a slice, R, D)."""
+        """That part of an input or a result (B, heads, L, D): (P, heads a slice, R, D).
+
+        Of sinks (H,) it is (P, heads a slice, 1, 1).
+        """
         groups = self.case.kv_heads
+        if name == "sink":
+            return x.detach().view(groups, -1, 1, 1)[self.slice_P % groups]
         x_BGMLD = x.detach().view(len(x), groups, -1, *x.shape[2:])
         x_PMLD = x_BGMLD[self.slice_P // groups, self.slice_P % groups]
         return x_PMLD[:, :, self.row_R] if name in _OF_QUERIES else x_PMLD
@@ -166,6 +171,8 @@ def plain_attention(
 ) -> PlainResult:
     """softmax(QKᵀ·scale)V and, where `do` is given, its gradients, in the dtype of the tensors.
 
+    With a `softcap` scaled scores are capped before a bias is added. With `sinks` there is a tensor
+    `sink`, (H,), and its gradient, but not of a part, which lacks some of its summands.
     Works in blocks of queries, so that the (L, S) matrix never exists; position encodings, masks
     and grouped heads are applied by their definitions. Gradients accumulate in float32 at least.
     A query without keys gives output 0 and gradient 0. The baseline needs no `terms`. `admitted`,
@@ -177,12 +184,13 @@ def plain_attention(
     part = drawn or Drawn(case=case, row_R=row_R, slice_P=slice_P)
     query_places = part.row_R + (case.kv_len - case.seq_len)
     inputs = {n: x.detach() if drawn else _grouped(x.detach(), case) for n, x in tensors.items()}
+    sink = inputs["sink"] if case.sinks else None
     q = positions.rotated(inputs["q"], case.position, query_places, case.kv_len)
     k = positions.rotated(inputs["k"], case.position, key_places, case.kv_len)
     v, do = inputs["v"], inputs.get("do")
     if admitted is not None and admitted.ndim > 2 and not drawn:
         admitted = _grouped(admitted.expand(case.batch, case.heads, -1, -1), case)
-    result = (_with_terms if terms else _plain)(case, q, k, v, do, admitted, part)
+    result = (_with_terms if terms else _plain)(case, q, k, v, do, sink, admitted, part)
     for values in (result.values, result.terms, result.moved):
         for name, x in values.items():
             values[name] = x.reshape(len(part.slice_P) if drawn else case.batch, -1, *x.shape[-2:])
@@ -193,12 +201,18 @@ def plain_attention(
             if terms:
                 squares = positions.rotated_squares(result.terms[name].square(), *at)
                 result.terms[name] = squares.sqrt()
+    if "dsink" in result.values:
+        dsink_B, terms_B = result.values.pop("dsink"), result.terms.pop("dsink", None)
+        if not drawn:
+            result.values["dsink"] = dsink_B.sum(0).flatten()
+            if terms_B is not None:
+                result.terms["dsink"] = terms_B.square().sum(0).sqrt().flatten()
     return result
 
 
 def _plain(
     case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor | None,
-    admitted: torch.Tensor | None, part: Drawn,
+    sink: torch.Tensor | None, admitted: torch.Tensor | None, part: Drawn,
 ) -> PlainResult:  # fmt: skip
     """As an author would write it; heads are (B·G, H/G, …), those of keys and values (B·G, 1, …).
 
@@ -207,31 +221,46 @@ def _plain(
     wide = torch.promote_types(q.dtype, torch.float32)
     o = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
     dq, dk, dv = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
+    dsink = None if sink is None else torch.zeros_like(sink, dtype=wide)
     biased, group_N = case.position.encoding.kind == "bias", part.slice_P % case.kv_heads
     elements = block_elements(case, q.device.type)
     for rows, hidden, blind in _blocks(case, q, slice(None), admitted, elements, part):
         q_rows = q[..., rows, :] * case.softmax_scale
         scores = _product(q_rows, k.mT)
+        if case.softcap:
+            capped = (scores / case.softcap).tanh()
+            scores = capped * case.softcap
         if biased:
             scores += positions.bias_scores(case, q_rows, part.row_R[rows], group_N)
         if hidden is not None:
             scores.masked_fill_(hidden, -math.inf)
-        weights = scores.softmax(-1)
+        if sink is not None:
+            scores = torch.cat((scores, sink.expand(*scores.shape[:-1], 1)), -1)
+        every = scores.softmax(-1)
+        weights = every[..., : case.kv_len]
         if blind is not None:
             weights.masked_fill_(blind, 0)
         o[..., rows, :] = _product(weights, v)
         if do is None:
             continue
         dweights = _product(do[..., rows, :], v.mT)
-        dscores = weights * (dweights - (weights * dweights).sum(-1, keepdim=True))
-        dq[..., rows, :] = _product(dscores, k) * case.softmax_scale
+        mean = (weights * dweights).sum(-1, keepdim=True)
+        if dsink is not None:
+            dsink -= (every[..., -1:] * mean).sum(-2, keepdim=True)
+        dscores = weights * (dweights - mean)
         if biased:
             dbias = positions.bias_gradient(case, dscores, part.row_R[rows])
             dq[..., rows, :] += dbias * case.softmax_scale
+        if case.softcap:
+            dscores = dscores * (1 - capped.square())
+        dq[..., rows, :] += _product(dscores, k) * case.softmax_scale
         # The products sum over the query heads that share a key/value head, too.
         dk += _product((dscores * case.softmax_scale).mT, q[..., rows, :]).sum(1, keepdim=True)
         dv += _product(weights.mT, do[..., rows, :]).sum(1, keepdim=True)
-    return PlainResult(values={"o": o} if do is None else {"o": o, "dq": dq, "dk": dk, "dv": dv})
+    if do is None:
+        return PlainResult(values={"o": o})
+    values = {"o": o, "dq": dq, "dk": dk, "dv": dv}
+    return PlainResult(values=values if dsink is None else values | {"dsink": dsink})
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -243,12 +272,13 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def _with_terms(
     case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor | None,
-    admitted: torch.Tensor | None, part: Drawn,
+    sink: torch.Tensor | None, admitted: torch.Tensor | None, part: Drawn,
 ) -> PlainResult:  # fmt: skip
     """The same in float64, and the terms, whose size alone matters, in float32.
 
     Blocks stay in the caches, and are worked on in place; the query heads that share a key/value
-    head are rows of one matrix. The mean of dweights is do·o, by definition the same number.
+    head are rows of one matrix. The mean of dweights is do·o, by definition the same number. Terms
+    of a capped score are those without the cap: its slope, 1 − tanh², is off by as much as tanh.
     """
     share = statistics_share(case)
     scaled, single = q * case.softmax_scale, torch.float32
@@ -257,6 +287,7 @@ def _with_terms(
     o_squares = torch.zeros_like(o, dtype=single)
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k[:, 0]), torch.zeros_like(v[:, 0])
     dq_squares, dk_squares, dv_squares = (torch.zeros_like(x, dtype=single) for x in (dq, dk, dv))
+    dsinks = [] if sink is None else [torch.zeros_like(sink), torch.zeros_like(sink)]
     biased, group_N = case.position.encoding.kind == "bias", part.slice_P % case.kv_heads
     elements = block_elements(case, q.device.type)
     few = max(1, elements // (q.shape[1] * case.kv_len * q.shape[2]))
@@ -269,14 +300,21 @@ def _with_terms(
             heads = scaled[at].shape[:3]
             q_PMD = scaled[at].flatten(1, 2)
             weights = q_PMD @ k_PSD.mT
+            if case.softcap:
+                slope = weights.div_(case.softcap).tanh_().square().neg_().add_(1)
+                weights.mul_(case.softcap)
             if biased:
                 bias = positions.bias_scores(case, scaled[at], part.row_R[rows], group_N[some])
                 weights.view(*heads, -1).add_(bias)
             if hidden is not None:
                 weights.view(*heads, -1).masked_fill_(hidden, -math.inf)
-            scores, weights = weights, weights.softmax(-1)
-            top = scores.amax(-1, keepdim=True)
-            lse = (top - weights.amax(-1, keepdim=True).log()).abs_()
+            scores = every = weights
+            if sink is not None:
+                column = sink[some].expand(*heads, 1).flatten(1, 2)
+                every = torch.cat((scores, column), -1)
+            top, every = every.amax(-1, keepdim=True), every.softmax(-1)
+            weights = every[..., : case.kv_len]
+            lse = (top - every.amax(-1, keepdim=True).log()).abs_()
             unsure[at] = top.abs_().view(*heads, -1)
             if blind is not None:
                 weights.view(*heads, -1).masked_fill_(blind, 0)
@@ -295,6 +333,10 @@ def _with_terms(
             # rounding even where they cancel, the same for all keys of the query.
             subtracted = products.norm(dim=-1, keepdim=True).maximum(mean.abs())
             dv[some].baddbmm_(weights.mT, do_PMV)
+            if dsinks:
+                off_PM1 = every[..., -1:] * subtracted * (1 + ROUNDINGS * share * lse)
+                dsinks[0][some] -= (every[..., -1:] * mean).view(*heads, 1).sum(2, keepdim=True)
+                dsinks[1][some] += off_PM1.square().view(*heads, 1).sum(2, keepdim=True)
             # dscores is a difference that may cancel to nothing (at n = 1 it does): what rounding
             # leaves behind scales with what was subtracted, so the floor does too.
             rounded = weights.to(single).mul_((1 + ROUNDINGS * share * lse).to(single))
@@ -308,10 +350,12 @@ def _with_terms(
                 dbias = positions.bias_gradient(case, *summands, squares=True)
                 dq_squares[at] += dbias * case.softmax_scale**2
             dscores = dweights.sub_(mean).mul_(weights)
+            raw = dscores.view(*heads, -1), part.row_R[rows]
+            dbias = positions.bias_gradient(case, *raw) if biased else 0
+            if case.softcap:
+                dscores.mul_(slope)
             dk[some].baddbmm_(dscores.mT, q_PMD)
-            dq[at] = (dscores @ k_PSD).view(*heads, -1)
-            if biased:
-                dq[at] += positions.bias_gradient(case, dscores.view(*heads, -1), part.row_R[rows])
+            dq[at] = (dscores @ k_PSD).view(*heads, -1) + dbias
     lse_bound = unsure + math.log(case.kv_len)  # |lse| is at most this
     # A score's error moves its weight w by w·(1 − w) of that. Three roundings, of q, of k and of
     # the score, each uniform in ± eps/2, are off by eps·√(3/12) of it in the root mean square.
@@ -323,6 +367,8 @@ def _with_terms(
         result.terms |= {
             "dq": dq_squares.sqrt_(), "dk": dk_squares.sqrt_(), "dv": dv_squares.sqrt_()
         }  # fmt: skip
+        if dsinks:
+            result.values["dsink"], result.terms["dsink"] = dsinks[0], dsinks[1].sqrt()
     return result
 
 
@@ -337,7 +383,7 @@ def core_of(impl: Implementation | None) -> Core:
     """What the implementation's results are held against: its definition, or plain attention."""
     if impl is None or impl.definition is None:
         return plain_attention
-    definition = impl.definition
+    definition: Callable[[Case], Any] = impl.definition
 
     def defined(case: Case, tensors: Tensors, *, terms: bool = False) -> PlainResult:
         """As `plain_attention`, with `_terms_of`; a `DefinitionError` where `_believe` has one."""
@@ -351,18 +397,18 @@ def core_of(impl: Implementation | None) -> Core:
             _believe(case, tensors, method, again if tried else None)
         if isinstance(method, Patterned):
             return plain_attention(case, tensors, terms=terms, admitted=method.admitted)
-        inputs, do = [tensors[name].detach() for name in "qkv"], tensors.get("do")
+        inputs, do = [tensors[name].detach() for name in case.inputs], tensors.get("do")
         with torch.set_grad_enabled(do is not None):
             for x in inputs if do is not None else ():
                 x.requires_grad_()
             q, k = (positions.rotated_last(x, case.position, case.kv_len) for x in inputs[:2])
-            o: torch.Tensor = method(q, k, inputs[2])
+            o: torch.Tensor = method(q, k, *inputs[2:])
             values = {"o": o.detach()}
             if do is not None:
                 gradients = torch.autograd.grad(
                     o, inputs, do.detach(), allow_unused=True, materialize_grads=True
                 )
-                values |= dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+                values |= {f"d{n}": x for n, x in zip(case.inputs, gradients, strict=True)}
                 if believed and not all(bool(x.isfinite().all()) for x in gradients):
                     raise DefinitionError("has gradients that are not finite")
         found = _terms_of(case, (q, k), do, values) if terms else {}
@@ -382,11 +428,11 @@ def core_of(impl: Implementation | None) -> Core:
 
 
 def _believe(
-    case: Case, tensors: Tensors, method: AttentionCall, again: AttentionCall | None
+    case: Case, tensors: Tensors, method: Callable[..., Any], again: Callable[..., Any] | None
 ) -> None:
     """See that o is finite, of its shape and dtype and, `again`, the same whatever a mask hides."""
-    q, k, v = (tensors[name].detach() for name in "qkv")
-    o = method(q, k, v)
+    q, k, v, *sink = (tensors[name].detach() for name in case.inputs)
+    o = method(q, k, v, *sink)
     expected = q.new_zeros(case.batch, case.heads, case.seq_len, case.value_dim)
     anything, dtype = Size(max=math.inf, rms=math.inf), str(q.dtype).removeprefix("torch.")
     if reason := judge_one("o", o, expected, anything, dtype).reason:
@@ -394,12 +440,12 @@ def _believe(
     if again is None:
         return
     alike = torch.finfo(q.dtype).eps ** 0.5 * Size.of(o).rms
-    if Size.of(again(q, k, v) - o).rms > alike:
+    if Size.of(again(q, k, v, *sink) - o).rms > alike:
         raise DefinitionError("gives something else when it is called again")
     query, sizes = (case.seq_len - 1) // 2, (case.seq_len, case.kv_len, str(q.device))
     admitted = dense_mask(case.mask, *sizes, first_query=query, count=1, batch=case.batch)
     sign_S1 = torch.where(admitted.mT, 1, -1).to(q.dtype)
-    if Size.of((again(q, k * sign_S1, v * sign_S1) - o)[:, :, query]).rms > alike:
+    if Size.of((again(q, k * sign_S1, v * sign_S1, *sink) - o)[:, :, query]).rms > alike:
         raise DefinitionError("depends on keys that the mask hides")
 
 
@@ -432,11 +478,15 @@ def _terms_of(
             rest = factor * rest * slope / case.head_dim**0.5
             terms[name] = values[name].abs().maximum(rest) * (1 + ROUNDINGS * of_x)
         terms["dv"] = values["dv"] * (1 + ROUNDINGS * of_k)
+        if case.sinks:
+            terms["dsink"] = (summed * (1 + ROUNDINGS * of_q)).square().sum((0, 2, 3)).sqrt()
     return terms
 
 
 def _grouped(x_BHLD: torch.Tensor, case: Case) -> torch.Tensor:
     """(B·G, heads a group, L, D): all query heads that share a key/value head, or that alone."""
+    if x_BHLD.ndim == 1:  # sinks
+        x_BHLD = x_BHLD.view(1, -1, 1, 1).expand(case.batch, -1, 1, 1)
     return x_BHLD.reshape(case.batch * case.kv_heads, -1, *x_BHLD.shape[2:])
 
 

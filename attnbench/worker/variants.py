@@ -52,10 +52,14 @@ def variants(
 
     Of a gradient some are tried twice: its weights may be exp(s − lse) with the right lse.
     """
-    taken = "qkv" if result == "o" else ("q", "k", "v", "do")
+    taken = case.inputs if result == "o" else (*case.inputs, "do")
 
     def of(
-        names: str = "", change: Change = torch.clone, given: Tensors = tensors, /, **fields: Any
+        names: Sequence[str] = "",
+        change: Change = torch.clone,
+        given: Tensors = tensors,
+        /,
+        **fields: Any,
     ) -> Callable[[], torch.Tensor]:
         def output() -> torch.Tensor:
             inputs = tensors | {name: change(given[name]) for name in names}
@@ -98,16 +102,20 @@ def variants(
             values = dict(case.position.values) | {"base": base}
             yield f"rope-base:{base:g}", of(position=replace(case.position, values=values))
         yield "rope-twice", of("qk", lambda x: rotated_last(x, case.position, case.kv_len))
+    biased = case.position.encoding.kind == "bias"
+    yield from _capped(case, of)
+    if saved and case.softcap:
+        yield "soft-cap-gradient", partial(_with_lse, case, tensors, result, sloped=False)
+    if core is plain_attention and result == "o" and case.softcap and not biased:
+        yield "soft-cap-after-mask", partial(_capped_hidden, case, tensors)
+    yield from _sunk(case, of) if case.sinks else ()
     for code, pairs in _pairs(case) if core is plain_attention else ():
         yield code, partial(_of_pairs, case, _wide(tensors, taken), result, pairs)
-    if core is plain_attention and result == "o":
+    if core is plain_attention and result == "o" and not case.sinks:
         if case.position.encoding.kind == "bias" and case.seq_len != case.kv_len:
             yield "bias-from-0", partial(_bias_from_0, case, _wide(tensors))
-        if case.position.encoding.kind != "bias":
-            for cap in _CAPS:
-                yield f"soft-cap:{cap}", partial(_of_scores, case, tensors, cap=cap)
-            if case.unmasked:
-                yield "softmax-over-queries", partial(_of_scores, case, tensors, axis=-2)
+        if case.position.encoding.kind != "bias" and case.unmasked:
+            yield "softmax-over-queries", partial(_over_queries, case, tensors)
         scores = functools.cache(lambda: scores_of(case, tensors))
         parts = {str(n): n for n in PARTS} | {f"1/{n}": -(-case.kv_len // n) for n in (2, 3, 4, 8)}
         for name, size in parts.items():
@@ -117,6 +125,28 @@ def variants(
         for size in {*parts.values(), *(max(1, case.kv_len // n) for n in (2, 3, 4, 8))}:
             for code, power in _POWERS.items() if size < case.kv_len else ():
                 yield f"{code}:{size}", partial(_weighed, case, tensors, scores, size, power)
+
+
+def _capped(case: Case, of: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    if case.softcap is None:
+        yield from ((f"soft-cap:{cap}", of(softcap=cap)) for cap in _CAPS)
+    else:
+        yield "soft-cap-missing", of(softcap=None)
+        yield "soft-cap-before-scale", of(softcap=case.softcap * case.softmax_scale)
+
+
+def _sunk(case: Case, of: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """With sinks left out, of other heads, or changed as scores are."""
+    heads, sharing = torch.arange(case.heads), case.heads // case.kv_heads
+    yield "sink-missing", of(sinks=None)
+    others = heads + 1, heads - 1, heads * 0, heads // sharing, heads % case.kv_heads
+    for other in others:
+        index_H = (other % case.heads).to(case.device)
+        yield "sink-head", of(("sink",), operator.itemgetter(index_H))
+    for factor in (case.softmax_scale, math.log2(math.e), math.log(2)):
+        yield "sink-scaled", of(("sink",), partial(torch.mul, other=factor))
+    if cap := case.softcap:
+        yield "sink-capped", of(("sink",), lambda sink_H: cap * (sink_H / cap).tanh())
 
 
 def _wide(tensors: Tensors, names: Sequence[str] = "qkv") -> Tensors:
@@ -140,13 +170,23 @@ def _of_pairs(case: Case, wide: Tensors, result: str, pairs: torch.Tensor) -> to
     return found.masked_fill(~pairs.any(-1, keepdim=True), math.nan) if result == "o" else found
 
 
-def _with_lse(case: Case, tensors: Tensors, result: str, **fields: Any) -> torch.Tensor:
-    """A gradient of weights exp(s − lse): s of a case with other fields, lse and o are right."""
+def _with_lse(
+    case: Case, tensors: Tensors, result: str, *, sloped: bool = True, **fields: Any
+) -> torch.Tensor:
+    """A gradient of weights exp(s − lse): s of a case with other fields, lse and o are right.
+
+    Unless `sloped`, the gradient of the cap is left out.
+    """
     changed, right = replace(case, **fields), seen_scores(case, tensors)
     do_BHLV, v_BHSV = tensors["do"].detach().double(), values_of(case, tensors)
-    p = (seen_scores(changed, tensors) - right.logsumexp(-1, keepdim=True)).exp().nan_to_num(0)
-    o_BHLV = right.softmax(-1).nan_to_num(0) @ v_BHSV
+    lse, s = right.logsumexp(-1, keepdim=True), seen_scores(changed, tensors)
+    if case.sinks:
+        lse = lse.logaddexp(tensors["sink"].detach().double().view(-1, 1, 1))
+    p = (s - lse).exp().nan_to_num(0)
+    o_BHLV = (right - lse).exp().nan_to_num(0) @ v_BHSV
     ds = p * (do_BHLV @ v_BHSV.mT - (do_BHLV * o_BHLV).sum(-1, keepdim=True))
+    if changed.softcap and sloped:
+        ds = ds * (1 - (s.nan_to_num(neginf=0) / changed.softcap).square())
     ds = ds * changed.softmax_scale
     if result == "dq":
         return ds @ values_of(case, tensors, "k")
@@ -210,14 +250,14 @@ def _other_layout(case: Case, x: torch.Tensor) -> torch.Tensor:
     return x[..., torch.cat((dims[: 2 * pairs].view(sides).mT.flatten(), dims[2 * pairs :]))]
 
 
-def seen_scores(case: Case, tensors: Tensors, cap: float = 0.0) -> torch.Tensor:
-    """Scaled scores (B, H, L, S) without a bias, −inf where hidden; `cap` caps them by tanh."""
+def seen_scores(case: Case, tensors: Tensors) -> torch.Tensor:
+    """Scaled and capped scores (B, H, L, S) without a bias, −inf where hidden."""
     q_BHLD, k_BGSD = (
         rotated_last(tensors[name].detach().double(), case.position, case.kv_len) for name in "qk"
     )
     k_BHSD = k_BGSD.repeat_interleave(case.heads // case.kv_heads, 1)
     scores = case.softmax_scale * (q_BHLD @ k_BHSD.mT)
-    scores = cap * (scores / cap).tanh() if cap else scores
+    scores = case.softcap * (scores / case.softcap).tanh() if case.softcap else scores
     admitted = dense_mask(case.mask, case.seq_len, case.kv_len, case.device, batch=case.batch)
     return scores.masked_fill(~admitted, -math.inf)
 
@@ -227,10 +267,19 @@ def values_of(case: Case, tensors: Tensors, name: str = "v") -> torch.Tensor:
     return tensors[name].detach().double().repeat_interleave(case.heads // case.kv_heads, 1)
 
 
-def _of_scores(case: Case, tensors: Tensors, cap: float = 0.0, axis: int = -1) -> torch.Tensor:
-    """o_BHLV of scores that are capped, or whose softmax is along another axis."""
-    weights = seen_scores(case, tensors, cap).softmax(axis).nan_to_num(0)
-    return weights @ values_of(case, tensors)
+def _over_queries(case: Case, tensors: Tensors) -> torch.Tensor:
+    """o_BHLV of scores whose softmax is along the wrong axis."""
+    return seen_scores(case, tensors).softmax(-2) @ values_of(case, tensors)
+
+
+def _capped_hidden(case: Case, tensors: Tensors) -> torch.Tensor:
+    """o_BHLV of scores that are capped last: −inf becomes −c."""
+    assert case.softcap is not None
+    scores = seen_scores(case, tensors).clamp_min(-case.softcap)
+    if case.sinks:
+        sink_H11 = tensors["sink"].detach().double().view(-1, 1, 1)
+        scores = torch.cat((scores, sink_H11.expand(*scores.shape[:-1], 1)), -1)
+    return scores.softmax(-1)[..., : case.kv_len] @ values_of(case, tensors)
 
 
 def scores_of(case: Case, tensors: Tensors) -> torch.Tensor:

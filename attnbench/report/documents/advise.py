@@ -26,7 +26,7 @@ from attnbench.report.documents import program, sweep
 from attnbench.schema.axes import AXES
 from attnbench.schema.case import Case
 from attnbench.store.runs import Run
-from attnbench.theory.choices import DEFAULT, TRANSFORMERS, WORDS, can_have
+from attnbench.theory.choices import DEFAULT, TRANSFORMERS, WORDS
 from attnbench.theory.flags import case_text
 from attnbench.theory.traits import case_label
 
@@ -195,7 +195,7 @@ def _shares(run: Run, each: Advice) -> tuple[bool, list[doc.Words]]:
     values |= {"attention": doc.Value(share[0], "share", *share[1:])}
     text = f"With {DEFAULT} attention is {{attention}} [{{attention.interval}}] of the step ("
     text += ", ".join(f"{name} {{{name}}}" for name, us in [*parts_us.items()][1:] if us) + ")"
-    if each.verdict in ("switch", "likely") and not each.lacks:
+    if each.verdict in ("switch", "likely"):
         values["saved"] = _saved(share, each.regret)
         text += "; the change saves {saved} [{saved.interval}] of it"
     text += f". Norms and residuals are left out{f'; {note}' * bool(note)}."
@@ -217,11 +217,6 @@ def _sentence(each: Advice) -> str:
     best, high = str(each.best["impl"]), each.regret[2]
     tried = int(each.rows["time_us"].notna().sum())
     level = f" (level: {', '.join(each.level)})" if each.level else ""
-    if each.lacks:
-        return (
-            f"{DEFAULT} has no {each.lacks}; of those that can be written with it {best} is the"
-            f" fastest{level}; these are times without it"
-        )
     if each.default is None:
         row = each.rows[each.rows["impl"] == DEFAULT]
         why = "not measured" if row.empty else f"{row['status'].iloc[0]}: {row['reason'].iloc[0]}"
@@ -260,7 +255,7 @@ def _table(found: Sequence[Advice]) -> Iterator[doc.Part]:
             for row in (each.best, each.default)
         ]
         sure = {"switch": "sure", "keep": "sure"}.get(each.verdict, each.verdict)
-        if each.untried and (each.verdict == "keep" or each.lacks):
+        if each.untried and each.verdict == "keep":
             sure = f"of {int(each.rows['time_us'].notna().sum())} tried"
         name, best = _name(each, found), doc.Value(str(each.best["impl"]), "impl")
         if each.verdict == "open" and each.default is not None and best.number != DEFAULT:
@@ -364,11 +359,6 @@ def _tried(run: Run, own: pd.DataFrame, found: Sequence[Advice]) -> Iterator[doc
         shown = own[own["status"] == "ok"]
         calls = {each.case.case_id: _name(each, found) for each in found}
         yield from sweep.results_table(shown, label_axes(own), calls, without=("behind",))
-    for lacks in dict.fromkeys(each.lacks for each in found if each.lacks):
-        names = dict.fromkeys(own.loc[own["status"] == "ok", "impl"])
-        able = [name for name in names if can_have(lacks, name)]
-        without = ", ".join(name for name in names if name not in able)
-        yield doc.Text([f"Can be written with {lacks}: {', '.join(able)}; not: {without}."])
     infos = run.info.get("implementations") or ()
     device = run.shared(run.environments).get("device")
     elsewhere = [each["name"] for each in infos if device not in each.get("devices", [device])]

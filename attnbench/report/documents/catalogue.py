@@ -20,7 +20,7 @@ COLUMNS = {"name": "name", "time": "time", "doc": "what it is", "family": "", "u
 Calls = Sequence[tuple[str, int, Case]]  # step, how many layers, case
 # A row of a model; its axes that are not here are the same in all, or in JSON alone.
 _CALL = {"step": "step", "count": "layers", "seq_len": "L", "kv_len": "S"}
-_CALL |= {name: name for name in ("mask", "position", "scale")}
+_CALL |= {name: name for name in ("mask", "position", "scale", "softcap", "sinks")}
 # A row of a captured file, whose cases have sizes of their own.
 _CASE = {"count": "calls", "batch": "B", "heads": "H", "kv_heads": "G", "seq_len": "L"}
 _CASE |= {"kv_len": "S", "head_dim": "D", "dtype": "dtype", "pass": "pass", "mask": "mask"}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from attnbench.api import AttentionCall, Estimate, Implementation
+from attnbench.api import Estimate, Implementation
 from attnbench.schema.case import Case
 from attnbench.theory import costs
 from attnbench.worker.inputs import (
@@ -17,6 +17,7 @@ from attnbench.worker.inputs import (
     empty,
     fill_local,
     fill_normal,
+    fill_sinks,
     inputs_of,
     needle_pairs,
     wanted_keys,
@@ -26,32 +27,35 @@ from attnbench.worker.reference import Core, PlainResult, plain_attention
 from attnbench.worker.workloads.base import WORKLOADS, Bound, Workload, bind_pass, unread_keys
 
 
-def with_position(core: AttentionCall, case: Case) -> AttentionCall:
+def with_position(core: Callable[..., Any], case: Case) -> Callable[..., Any]:
     """The core with the case's position encoding applied to q and k inside the call."""
     turn_q = rotation(case, case.kv_len - case.seq_len, case.seq_len, case.kv_len)
     turn_k = rotation(case, 0, case.kv_len, case.kv_len)
     if turn_q is None or turn_k is None:
         return core
-    return lambda q, k, v: core(turn_q(q), turn_k(k), v)
+    return lambda q, k, v, *sink: core(turn_q(q), turn_k(k), v, *sink)
 
 
 class _Attention(Workload):
     """q_BHLD, k_BGSD, v_BGSV -> o_BHLV: O(n²d)."""
 
     def tensors(self, case: Case) -> Tensors:
-        """q_BHLD, k_BGSD, v_BGSV and, where the pass differentiates, do_BHLV."""
-        tensors = {n: x.requires_grad_(case.needs_grad) for n, x in inputs_of(case).items()}
+        """q_BHLD, k_BGSD, v_BGSV, sink_H of sinks and, where the pass differentiates, do_BHLV."""
+        tensors = inputs_of(case) | ({"sink": empty(case, (case.heads,))} if case.sinks else {})
+        tensors = {name: x.requires_grad_(case.needs_grad) for name, x in tensors.items()}
         if case.needs_grad:
             shape = case.batch, case.heads, case.seq_len, case.value_dim
             tensors["do"] = empty(case, shape)
         return tensors
 
     def fill(self, case: Case, tensors: Tensors, draw: Draw) -> None:
+        if case.sinks:
+            fill_sinks(tensors["sink"], case.kv_len, draw.seed)
         if draw.local:
             q, k, v = (tensors[name] for name in "qkv")
             fill_local(q, k, v, case.softmax_scale, draw.seed)
             return
-        fill_normal(tensors.values(), draw.seed)
+        fill_normal((x for name, x in tensors.items() if name != "sink"), draw.seed)
         with torch.no_grad():
             if draw.needles:
                 plant_needles(tensors["q"], tensors["k"], case, draw.seed)
@@ -62,10 +66,11 @@ class _Attention(Workload):
                 tensors["k"][..., 0] = math.copysign(share, draw.score_offset)
 
     def bind(self, case: Case, impl: Implementation, tensors: Tensors) -> Bound:
-        inputs, core = tuple(tensors[name] for name in "qkv"), with_position(impl.build(case), case)
+        inputs = tuple(tensors[name] for name in case.inputs)
+        core = with_position(impl.build(case), case)
 
         def named(gradients: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
-            asked = ["d" + name for name in "qkv" if tensors[name].requires_grad]
+            asked = ["d" + name for name in case.inputs if tensors[name].requires_grad]
             return dict(zip(asked, gradients, strict=True))
 
         return bind_pass(case.pass_, core, inputs, tensors.get("do"), named)

@@ -29,7 +29,7 @@ from attnbench.theory.caches import (
     keys_of_layers,
     weights_of,
 )
-from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, wanted_keys
+from attnbench.worker.inputs import Draw, Tensors, empty, fill_normal, fill_sinks, wanted_keys
 from attnbench.worker.positions import placed, rotated_last
 from attnbench.worker.reference import (
     Core,
@@ -146,6 +146,10 @@ def each_layer(case: Case, tensors: Tensors) -> list[Tensors]:
     ]
 
 
+def _sink_of(case: Case, tensors: Tensors) -> Tensors:
+    return {"sink": tensors["sink"]} if case.sinks else {}
+
+
 class Generate:
     """The timed call: T tokens from the same prefilled state; returns one (B, A, M·E) a step.
 
@@ -156,6 +160,7 @@ class Generate:
         kind, _ = cache_of(case)
         self._all_queries, self._all_keys = kind.all_queries, kind.all_keys
         self._layers = [layer_of(case, own) for own in each_layer(case, tensors)]
+        self._sinks = [_sink_of(case, own) for own in each_layer(case, tensors)]
         self._keys_of, self._together = keys_of_layers(case), case.query_tokens
         ends = step_ends(case)
         # A cold clock flushes between the steps, as the other layers of a model would.
@@ -185,8 +190,8 @@ class Generate:
         """
         calls: list[functools.partial[Any]] = []
 
-        def given(core: Any, q: Any, k: Any, v: torch.Tensor) -> torch.Tensor:
-            calls.append(functools.partial(core, q, k, v))
+        def given(core: Any, q: Any, k: Any, v: torch.Tensor, *sink: Any) -> torch.Tensor:
+            calls.append(functools.partial(core, q, k, v, *sink))
             return v.new_zeros(*q.shape[:3], v.shape[-1])
 
         with torch.no_grad():
@@ -194,7 +199,7 @@ class Generate:
                 end, core, last = step.args
                 self._step(end, functools.partial(given, core), last)
         first, call = calls[0], calls[len(self._layers) * (len(self.steps) // 2)]
-        k, v = call.args[1:]
+        k, v = call.args[1:3]
         if k.untyped_storage().data_ptr() != first.args[1].untyped_storage().data_ptr():
             setattr(call, "behind_flush", lambda: (k.mul_(1), v.mul_(1)))  # noqa: B010
         return call
@@ -206,7 +211,7 @@ class Generate:
             q = layer.queries(0 if self._all_queries else end - together, end)
             if number in self.stores:  # else k and v are those of the layer before
                 k, v = self.stores[number].extend(end - together, end)
-            y = layer.output(core(q, k, v))
+            y = layer.output(core(q, k, v, *self._sinks[number].values()))
             # A view of the last tokens would keep the outputs of all of them alive.
             outputs.append(y[:, -together:].clone() if y.shape[1] > together else y)
         for store in self.stores.values() if last else ():
@@ -240,7 +245,7 @@ def plain_layer(
     for end in step_ends(case):
         new = slice(end - case.query_tokens - layer.context, end - layer.context)
         seen = {"q": q[:, :, new], "k": k[:, :, :end], "v": v[:, :, :end]}
-        steps.append(core(replace(step, kv_len=end), seen, terms=terms))
+        steps.append(core(replace(step, kv_len=end), seen | _sink_of(case, tensors), terms=terms))
     o = layer.output(torch.cat([found.values["o"] for found in steps], dim=2))
     if not terms:
         return [o]
@@ -287,7 +292,9 @@ class _Decode(Workload):
     def fill(self, case: Case, tensors: Tensors, draw: Draw) -> None:
         fill_normal(tensors.values(), draw.seed)
         for name, x in tensors.items():
-            if not name.startswith("x"):
+            if name.startswith("sink"):
+                fill_sinks(x, case.total_len, draw.seed)
+            elif not name.startswith("x"):
                 x.mul_(x.shape[1] ** -0.5)
         for number, own in enumerate(each_layer(case, tensors)):
             if draw.needles and number in keys_of_layers(case):
