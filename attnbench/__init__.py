@@ -91,6 +91,7 @@ def sweep(
     from attnbench.base.registry import require
     from attnbench.execution import process, session
     from attnbench.execution.events import follow
+    from attnbench.execution.request import SweepRequest
     from attnbench.planning.models import asked_sweeps, model_sizes
     from attnbench.planning.plan import Axes
 
@@ -106,7 +107,7 @@ def sweep(
         raise UsageError("the number of threads is an axis: sweep(threads=(1, 2))")
     options = {**settings, "files": own, "baseline": baseline, **calls, **given}
     options |= {"prune": None, "no_prune": not chosen.prune}  # as the command line has it
-    request = session.SweepRequest(
+    request = SweepRequest(
         sweeps=sweeps, left_out=left_out, settings=chosen, output=Path(output), name=name,
         baseline=baseline, options={n.removesuffix("_s"): x for n, x in options.items() if x},
     )  # fmt: skip

@@ -84,7 +84,7 @@ class TestLimited:
     ) -> None:
         ends = [9.0, 9.0]
         monkeypatch.setattr(
-            "attnbench.execution.session.balanced",
+            "attnbench.execution.schedule.balanced",
             lambda jobs, forecast, _: balanced(jobs, forecast, lambda: ends.pop() if ends else 0.0),
         )
         where = ("--output", tmp_path, "--name", "r")

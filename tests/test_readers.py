@@ -12,7 +12,8 @@ import pytest
 
 from attnbench.cli import options, progress
 from attnbench.execution.events import Total, Warned, Working, follow
-from attnbench.execution.session import SweepRequest, resume, sweep
+from attnbench.execution.request import SweepRequest
+from attnbench.execution.session import resume, sweep
 from attnbench.gate.decide.verdict import decide
 from attnbench.planning.plan import Axes
 from attnbench.report import files

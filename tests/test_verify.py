@@ -11,7 +11,7 @@ import pytest
 
 from attnbench.analysis.scaling.results import Scaling
 from attnbench.errors import ExitCode
-from attnbench.execution.session import PRESET_ON
+from attnbench.execution.verifying import PRESET_ON
 from attnbench.planning.plan import expand
 from attnbench.planning.presets import PRESETS
 from attnbench.schema.finding import Cost, LawFinding, Verdict, exit_code

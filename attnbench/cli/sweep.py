@@ -21,7 +21,7 @@ from attnbench.errors import UsageError
 
 if TYPE_CHECKING:
     from attnbench.execution.events import Events
-    from attnbench.execution.session import SweepRequest
+    from attnbench.execution.request import SweepRequest
 
 _WITH_RESUME = (
     "resume", "retry", "output", "dry_run", "quiet", "max_total_time", "on", "ray_address", "mixed",
@@ -101,7 +101,7 @@ def sweep(**options: Any) -> None:
 def _request(options: dict[str, Any], ray: str | None) -> SweepRequest:
     """What was asked for: the preset, and above it whatever stands on the command line."""
     from attnbench.execution.process import Settings
-    from attnbench.execution.session import SweepRequest
+    from attnbench.execution.request import SweepRequest
     from attnbench.planning.models import asked_sweeps, model_sizes
     from attnbench.planning.plan import Axes
     from attnbench.planning.presets import PRESETS, Preset

@@ -64,7 +64,7 @@ def verify(**options: Any) -> None:
         from attnbench.cli.progress import SweepDisplay
         from attnbench.execution.events import follow
         from attnbench.execution.process import Settings
-        from attnbench.execution.session import sweep_for_verdicts
+        from attnbench.execution.verifying import sweep_for_verdicts
 
         settings = Settings(
             files=tuple(str(Path(file).resolve()) for file in options["files"]),

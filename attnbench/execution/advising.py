@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnbench.base import units
 from attnbench.base.stats import CLOSE, median
 from attnbench.errors import StoreError, UsageError
 from attnbench.execution.process import Settings
+from attnbench.execution.request import SweepRequest
 from attnbench.planning.advice import beside, by_share, kernels_alone
 from attnbench.planning.forecast import Forecast
 from attnbench.planning.models import asked_sweeps, model_sizes
@@ -24,9 +25,6 @@ from attnbench.schema.messages import ModelSizes
 from attnbench.schema.record import Cell, Record
 from attnbench.store.runs import load_run
 from attnbench.theory.choices import DEFAULT, choices
-
-if TYPE_CHECKING:
-    from attnbench.execution.session import SweepRequest
 
 _START_S = 1.0  # of the processes of a group, beside what the forecast has
 _CALLS_S = 5.0  # in which a small call can be checked and timed
@@ -41,8 +39,6 @@ def request(
 
     `axes` and `calls` are for `asked_sweeps`, which says what is raised; `more` is of the request.
     """
-    from attnbench.execution.session import SweepRequest  # which imports this module
-
     asked, left_out = asked_sweeps((Axes(),), axes, **calls)
     sweeps = kernels_alone(asked)
     main = [

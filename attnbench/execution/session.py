@@ -6,10 +6,9 @@ import contextlib
 import shutil
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,66 +19,35 @@ from attnbench.base import units
 from attnbench.base.files import digest
 from attnbench.base.git import commit_of
 from attnbench.base.registry import require
-from attnbench.errors import AttnbenchError, StoreError, UsageError
+from attnbench.errors import StoreError, UsageError
 from attnbench.execution import advising, merging
 from attnbench.execution.events import Events, Planned, Starting, Warned
+from attnbench.execution.forecasting import forecast_of, runs_here
+from attnbench.execution.machines import Machines
 from attnbench.execution.process import Settings
+from attnbench.execution.request import SweepRequest
 from attnbench.execution.runner import Executor, LocalRunner
-from attnbench.machine.environment import Environment, asked
-from attnbench.planning.advice import ROUNDS, TIMING
-from attnbench.planning.forecast import QUICK, Forecast, balanced
+from attnbench.execution.schedule import Schedule
+from attnbench.planning.forecast import Forecast
 from attnbench.planning.plan import (
-    Axes,
-    Job,
     Plan,
     check_names,
     chosen,
     expand,
     implementations,
-    jobs_of,
     make_plan,
     mismatch,
     named,
     sharded,
     steps_of,
 )
-from attnbench.planning.presets import PRESETS
 from attnbench.schema.messages import Catalogue
 from attnbench.schema.record import Cell, Record
-from attnbench.store.folder import SWEEP, RunFolder, check_name
+from attnbench.store.folder import RunFolder, check_name
 from attnbench.store.runs import load_info, load_run, new_run, write_info
 from attnbench.version import __version__
 
 Facts = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepRequest:
-    """What `attnbench sweep` was asked for. `options` is what `run.json` keeps for people.
-
-    `shard` is the part of the plan to measure, and of how many, from (1, count) on. After
-    `max_total_time_s` no group of cells begins any more, nor one that would end later. `ray` is the
-    address of a cluster to measure on, in place of this machine. `baseline` is the implementation
-    that the run's ratios are against, unless another is asked for when it is read. `left_out` is
-    what a model has and no case of the sweeps. If `stored`, a run of this machine will do that
-    tried all of it. `forecasts` asks how long it will take; a dry run and a limit do, too. In a
-    race (`Settings.race_s`) the time goes first where a step spends most. `program` is the report
-    of a program whose calls are the first of the `sweeps`.
-    """
-
-    sweeps: tuple[Axes, ...]
-    settings: Settings = field(default_factory=Settings)
-    output: Path = Path("results")
-    name: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    shard: tuple[int, int] | None = None
-    max_total_time_s: float | None = None
-    ray: str | None = None
-    baseline: str | None = None
-    left_out: str = ""
-    stored: bool = False
-    forecasts: bool = False
-    program: dict[str, Any] | None = None
 
 
 def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None]:
@@ -112,12 +80,12 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
         plan = _joined(plan, runner, request.max_total_time_s)
         here, race = catalogue.environment, request.settings.race_s is not None
         if request.stored:
-            runs = _runs_here(request.output, here)
+            runs = runs_here(request.output, here)
             if known := advising.stored(plan, reversed(runs), request.settings):
                 return known
         forecast = None
         if dry_run or request.max_total_time_s or (request.forecasts and not race):
-            forecast = _forecast(plan, runner, here, request.output, request.max_total_time_s)
+            forecast = forecast_of(plan, runner, here, request.output, request.max_total_time_s)
         if race and request.max_total_time_s:
             advising.check_budget(request.max_total_time_s, time.perf_counter() - runner.began)
         steps = steps_of(request.sweeps, catalogue.device, here["threads"])
@@ -153,7 +121,7 @@ def sweep(request: SweepRequest, *, dry_run: bool = False) -> Events[Path | None
             info["shard"] = merging.shard_of(whole, *request.shard)
         with new_run(request.output, request.name, info) as folder:
             yield Planned(plan, folder.path, forecast)
-            machines = _Machines(folder, load_info(folder.path))
+            machines = Machines(folder, load_info(folder.path))
             counts = sum(map(Counter, steps.values()), Counter()) if race else None
             records = yield from _measure(plan, runner, folder, machines, forecast, counts)
             try:
@@ -199,7 +167,7 @@ def resume(
         try:
             settings = msgspec.convert(vars(Settings(**run.info["settings"])), Settings)
             settings = replace(settings, files=run.files)  # refused if changed since
-            machines = _Machines(folder, run.info, mixed=mixed, nodes=ray is not None)
+            machines = Machines(folder, run.info, mixed=mixed, nodes=ray is not None)
         except (KeyError, TypeError, ValueError, AttributeError, UsageError) as err:
             raise StoreError(
                 f"{folder.file} has no plan to resume ({type(err).__name__}: {err})"
@@ -226,63 +194,11 @@ def resume(
             forecast = None
             if dry_run or max_total_time_s:
                 first = machines.environments[""]
-                forecast = _forecast(plan, runner, first, path.parent, max_total_time_s)
+                forecast = forecast_of(plan, runner, first, path.parent, max_total_time_s)
             yield Planned(plan, None if dry_run else path, forecast)
             if not dry_run:
                 yield from _measure(plan, runner, folder, machines, forecast)
     return path
-
-
-class _Machines:
-    """The environments of a run, as `run.json` has them: whose records may stand beside theirs."""
-
-    def __init__(
-        self, folder: RunFolder, info: Facts, *, mixed: bool = True, nodes: bool = False
-    ) -> None:
-        self.folder, self.info, self._mixed = folder, info, mixed
-        self._names = asked("nodes" if nodes else "resume")  # the same experiment
-        first = {"attnbench": self.info.get("attnbench")} | self.info["environment"]
-        self.environments: dict[str, Facts] = {"": first} | self.info.get("environments", {})
-        self._keys: dict[str, str] = {}  # by those of an executor
-
-    def admit(self, facts: Facts) -> Facts:
-        """The facts of a machine, with the ceilings that the run knows of it.
-
-        Raises:
-            UsageError: it is like none of the run's.
-        """
-        here = Environment(facts)
-        every = [
-            Environment(known).differences(here, self._names)
-            for known in self.environments.values()
-        ]
-        if (lines := min(every, key=len)) and not self._mixed:
-            raise UsageError(
-                f"this is not where the run began: {'; '.join(map(str, lines))} (--resume); start a"
-                " new run, or measure the rest here with --mixed: the table then names both"
-            )
-        known = self.environments.get(self.like(facts), {})
-        return facts | ({"ceilings": known["ceilings"]} if "ceilings" in known else {})
-
-    def like(self, facts: Facts) -> str:
-        """Under what `run.json` has a machine like this one, or would have it."""
-        names, here = (*asked("resume"), *asked("node")), Environment(facts)
-        of = ((key, Environment(known)) for key, known in self.environments.items())
-        return next((key for key, one in of if not one.differences(here, names)), here.key)
-
-    def key(self, own: str, facts: Facts) -> str:
-        """Under what `run.json` has the facts that an executor has as `own`, from now on."""
-        if own not in self._keys:
-            self._keys[own] = self.like(facts)
-        known = self.environments.get(key := self._keys[own], {})
-        latest = {name: facts[name] for name in facts.keys() & {"ceilings"}}
-        if (found := facts | known | latest) != known:
-            self.environments[key] = found
-            others = {k: v for k, v in self.environments.items() if k}
-            self.info |= {"environment": self.environments[""]}
-            self.info |= {"environments": others} if others else {}
-            write_info(self.folder, self.info)
-        return key
 
 
 def _catalogue(runner: Executor) -> Events[Catalogue]:
@@ -326,157 +242,35 @@ def _joined(plan: Plan, runner: Executor, limit_s: float | None) -> Plan:
     return replace(plan, joined=isinstance(runner, LocalRunner) and not limit_s)
 
 
-_LEARNED_FROM = 5  # of the runs of a machine the latest
-
-
-def _forecast(
-    plan: Plan, runner: Executor, environment: Facts, output: Path, limit_s: float | None
-) -> Forecast:
-    """What is known of how long cells take on a machine like this, from runs in the same folder."""
-    race = runner.settings.race_s is not None
-    timing = TIMING if race else (runner.settings.min_time_s, runner.settings.max_time_s)
-    forecast = Forecast(timing, limit_s=limit_s, rounds=ROUNDS if race else None)
-    forecast.needs, forecast.free = runner.needs([c for job in plan.jobs for c in job.cells()])
-    for path in _runs_here(output, environment)[-_LEARNED_FROM:]:
-        with contextlib.suppress(StoreError):
-            run = load_run(path)
-            known = run.info.get("settings") or {}
-            own = known.get("min_time_s", 0.1), known.get("max_time_s", 1.0)
-            for part in run.parts:
-                forecast.learn(part, own)
-    if not race and isinstance(runner, LocalRunner):
-        _calibrate(forecast, runner, plan)
-    return forecast
-
-
-def _calibrate(forecast: Forecast, runner: LocalRunner, plan: Plan) -> None:
-    """Measure a few short calls for the forecast; where that fails, it knows sizes alone."""
-    if not (asked := forecast.calibration(cell for cells in plan.passes for cell in cells)):
-        return
-    (job, limit_s), settings, begin = asked, runner.settings, time.perf_counter()
-    runner.settings = replace(settings, min_time_s=QUICK[0], max_time_s=QUICK[1])
-    with contextlib.suppress(AttnbenchError):
-        for event in runner.run([job]):
-            if isinstance(event, Record):
-                forecast.learn(event, QUICK)
-            if time.perf_counter() - begin > limit_s:
-                break
-    runner.close()
-    runner.settings, forecast.calibrated_s = settings, time.perf_counter() - begin
-
-
-def _runs_here(output: Path, environment: Facts) -> list[Path]:
-    """The runs of a machine like this one, the oldest first."""
-    found = []
-    for folder in RunFolder.all_in(SWEEP, output):
-        with contextlib.suppress(StoreError):  # damaged: it is not what was asked about
-            known = Environment(load_info(folder.path).get("environment") or {})
-            if known.same_machine(Environment(environment)):
-                found.append(folder.path)
-    return found
-
-
 def _measure(
-    plan: Plan,
-    runner: Executor,
-    folder: RunFolder,
-    machines: _Machines,
-    forecast: Forecast | None,
-    counts: Mapping[str, int] | None = None,
-) -> Generator[object, None, list[Record]]:
+    plan: Plan, runner: Executor, folder: RunFolder, machines: Machines,
+    forecast: Forecast | None, counts: Mapping[str, int] | None = None,
+) -> Generator[object, None, list[Record]]:  # fmt: skip
     for record in plan.decided:
         folder.append(record.to_line())
         yield record
     cases = [cell.case for cells in plan.passes for cell in cells]
     runner.limits = sorted({case.dtype for case in cases}), sorted({case.threads for case in cases})
     spent: Any = Counter(machines.info.get("spent"))
-    failed: set[tuple[str, str]] = set()
-    declined: dict[str, float] = {}
-    seen: list[Record] = []
-
     limit_s = None if forecast is None else forecast.limit_s
-
-    def jobs() -> Iterator[Job]:
-        for process, cells in enumerate(plan.passes):
-            left = (cell for cell in cells if cell.key not in failed)
-            own = jobs_of(left, joined=plan.joined)
-            if forecast is not None and limit_s is not None:
-                left_s = partial(_left_s, runner.began + limit_s)
-                if counts is None:
-                    own = balanced(own, forecast, left_s)
-                else:
-                    own = advising.racing(own, forecast, left_s, counts, declined, seen)
-            for job in own:
-                yield replace(job, process=max(process, job.process))
-
-    for event in runner.run(jobs()):
+    until = None if limit_s is None else runner.began + limit_s
+    schedule = Schedule(plan, forecast, until, counts)
+    for event in runner.run(schedule.jobs()):
         if not isinstance(event, Record):
             yield event
             continue
         own = event.environment
         key = machines.key(own, runner.environments[own]) if own else ""
         record = replace(event, environment=key)
-        if counts is not None and record.process and record.status in ("skipped", "timeout"):
-            continue  # no time for it once more: what the first process measured stands
-        folder.append(record.to_line())
-        seen.append(record)
-        yield record
-        if forecast is not None:
-            forecast.learn(record)
-        if record.status != "ok":
-            failed.add(record.cell.key)  # it stays failed: no need to wait for it again
-        spent.update(record.spent_s)
+        if schedule.learn(record):
+            folder.append(record.to_line())
+            yield record
+            spent.update(record.spent_s)
     for own, facts in runner.environments.items():
         machines.key(own, facts)
     spent.update({"ceilings": runner.ceilings_s} if runner.ceilings_s else {})
     spent.update({"start-up": runner.start_up_s, "wall_s": time.perf_counter() - runner.began})
     total = {name: round(seconds, 3) for name, seconds in spent.items()}
-    left_out = {"declined": declined} if declined else {}
+    left_out = {"declined": schedule.declined} if schedule.declined else {}
     write_info(folder, machines.info | {"spent": total} | left_out)
-    return seen
-
-
-def _left_s(until: float) -> float:
-    return until - time.perf_counter()
-
-
-PRESET_ON = {"cpu": "verify", "cuda": "verify-gpu"}
-
-
-def sweep_for_verdicts(
-    settings: Settings, *, impls: tuple[str, ...], output: Path, name: str | None
-) -> Events[Path]:
-    """Run the sweep that verdicts on growth need on this device; return the run's folder.
-
-    The verdicts themselves are `analysis.scaling`'s, and are the same for any run. `settings` say
-    device, threads (None: one), files and seed. With `impls` or files it is they
-    that are measured, in the sweeps of core implementations alone (`attention`).
-
-    Raises:
-        UsageError: an unknown name, a file that does not load, a device that is not there.
-    """
-    with LocalRunner(settings) as runner:
-        device = runner.catalogue().device
-        asked = tuple(chosen(impls, runner.own))
-    preset = PRESETS.get(PRESET_ON[device])
-    cores = (axes for axes in preset.sweeps if axes.workload == "attention")
-    sweeps = tuple(axes.having(impls=asked) for axes in cores) if asked else preset.sweeps
-    request = SweepRequest(
-        sweeps=tuple(axes.having(threads=(settings.threads or 1,)) for axes in sweeps),
-        settings=replace(
-            settings,
-            device=device,
-            threads=None,
-            allocator=preset.allocator,
-            min_time_s=preset.min_time_s,
-            max_time_s=preset.max_time_s,
-        ),
-        output=output,
-        name=name,
-        options={"preset": PRESET_ON[device], "command": "verify"}
-        | ({"impls": asked} if asked else {})
-        | ({"files": settings.files} if settings.files else {}),
-    )
-    path = yield from sweep(request)
-    assert path is not None, "no dry run was asked for"
-    return path
+    return schedule.records

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from attnbench.execution.events import follow
 from attnbench.execution.process import Settings
-from attnbench.execution.session import SweepRequest, sweep
+from attnbench.execution.request import SweepRequest
+from attnbench.execution.session import sweep
 from attnbench.planning.plan import Axes
 
 # Spins for 0.2 to 4 s, sleeps as long, and so on; ends with its parent.
