@@ -92,7 +92,10 @@ def test_a_mask_is_known_by_its_content(text, additive):
 def test_what_no_case_has_is_named():
     i, j = torch.arange(200)[:, None], torch.arange(200)
     left = (j >= torch.tensor([0, 30])[:, None, None]) & (j <= i)
-    assert classify(left[:, None], 200, 200).problem == "padding on the left"
+    assert (
+        classify(left[:, None], 200, 200).problem
+        == "padding on the left (a case has it on the right)"
+    )
     assert classify(random(200, 200), 200, 200).problem == "a bias"
     assert classify(((i * j) % 3 == 0)[:60, :60], 60, 60).problem == "a mask with 55.6% of pairs"
     hole = (j <= i).clone()

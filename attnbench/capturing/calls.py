@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import re
 import sys
 import threading
@@ -197,17 +198,19 @@ class Seen:
 def _grouped(rows: Iterable[Row]) -> Iterator[Row]:
     """Rows; those of a generation, alike but for the cache's length, in groups of near lengths.
 
-    A group has the mean of its lengths: of the cache, or of what is in one with room left.
+    A group has the mean of its lengths: of the cache, or of each item of a batch.
     """
-    alike: dict[Any, list[tuple[int, Row]]] = {}
+    alike: dict[Any, list[tuple[list[int], Row]]] = {}
     for row in rows:
-        call, length = dict(row.call), row.call["S"]
-        if call["L"] == 1 < length and not call["grad"]:
+        call, lengths = dict(row.call), [row.call["S"]]
+        if call["L"] == 1 < call["S"] and not call["grad"]:
             if call["mask"] == "full":
                 call["S"] = 0
-            elif found := re.fullmatch(r"padding:(\d+)", call["mask"]):
-                length, call["mask"] = int(found[1]), "padding:0"
-        alike.setdefault(tuple(call.items()), []).append((length, row))
+            elif found := re.fullmatch(r"padding:([\d+]+)", call["mask"]):
+                items = [int(n) for n in found[1].split("+")]
+                lengths, call["mask"] = [call["S"], *items], f"padding:{len(items)}"
+                call["S"] = 0 if max(items) == call["S"] else call["S"]  # it grows, or has room
+        alike.setdefault(tuple(call.items()), []).append((lengths, row))
     for group in alike.values():
         group.sort(key=lambda item: item[0])
         size = -(-len(group) // _GROUPS)
@@ -220,9 +223,13 @@ def _grouped(rows: Iterable[Row]) -> Iterator[Row]:
                 total.modules.update(row.modules)
                 total.caches = max(total.caches, row.caches)
             if len(part) > 1:
-                mean = round(sum(length * row.count for length, row in part) / total.count)
-                full = total.call["mask"] == "full"
-                total.call = total.call | ({"S": mean} if full else {"mask": f"padding:{mean}"})
+                counts = [row.count for _, row in part]
+                S, *items = (
+                    round(sum(map(operator.mul, column, counts)) / total.count)
+                    for column in zip(*(lengths for lengths, _ in part), strict=True)
+                )
+                mask = f"padding:{'+'.join(map(str, items))}" if items else total.call["mask"]
+                total.call = total.call | {"S": S, "mask": mask}
             yield total
 
 

@@ -71,7 +71,7 @@ def classify(mask: torch.Tensor, queries: int, keys: int) -> Found:
                 return Found(text, seen)
     begins = {(item, span.start) for (item, _), span in spans.items() if span}
     if len(begins) == items and any(start for _, start in begins):
-        problem = "padding on the left"
+        problem = "padding on the left (a case has it on the right)"
     return Found("full", keys, problem)
 
 

@@ -183,7 +183,8 @@ def _why(
         figures["ratio"] = ratio
     explained = dict.fromkeys([*codes, *figures])
     by_row = (each / square.sum(-1, keepdim=True)).nan_to_num(0)
-    if attention and name == "o" and near(by_row * value, got, value):
+    of_sink = bool(case.sinks and codes)  # a sink is a factor on each row
+    if attention and name == "o" and not of_sink and near(by_row * value, got, value):
         explained["not-normalised"] = None
         if small and not case.sinks and (keys := _zero_keys(case, tensors, by_row)):
             explained, figures = {"zero-keys": None}, {"zero-keys": keys}

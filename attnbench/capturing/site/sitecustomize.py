@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import runpy
+import signal
 import sys
 import threading
 import time
@@ -52,7 +53,15 @@ def _start(_torch: Any) -> None:
         """In a child, which may be killed, or end without Python's own end."""
         if "multiprocessing.util" in sys.modules:
             sys.modules["multiprocessing.util"].Finalize(None, report, exitpriority=0)
+        here = threading.current_thread() is threading.main_thread()
+        if here and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # as a Pool ends them
+            signal.signal(signal.SIGTERM, ended)
         threading.Thread(target=again, daemon=True).start()
+
+    def ended(number: int, _frame: Any) -> None:
+        report()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
     def again() -> None:
         written = 0

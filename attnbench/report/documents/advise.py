@@ -193,7 +193,8 @@ def _shares(run: Run, each: Advice) -> tuple[bool, list[doc.Words]]:
     share, parts_us, note = found
     values = {n: doc.Value(us / sum(parts_us.values()), "share") for n, us in parts_us.items()}
     values |= {"attention": doc.Value(share[0], "share", *share[1:])}
-    text = f"With {DEFAULT} attention is {{attention}} [{{attention.interval}}] of the step ("
+    whole = "what was timed of the step" if "not timed" in note else "the step"
+    text = f"With {DEFAULT} attention is {{attention}} [{{attention.interval}}] of {whole} ("
     text += ", ".join(f"{name} {{{name}}}" for name, us in [*parts_us.items()][1:] if us) + ")"
     if each.verdict in ("switch", "likely"):
         values["saved"] = _saved(share, each.regret)

@@ -21,7 +21,7 @@ def document(seen: Mapping[str, Any], file: str, code: int) -> doc.Document:
         rows=[
             (doc.Value(row["count"], "count"), call_words(row),
              row["call"]["op"] + f" ({row['call']['backend']})" * bool(row["call"]["backend"]),
-             doc.Value(1e6 * row["call"]["time_s"], "us"),
+             doc.Value(1e6 * row["call"]["time_s"] or None, "us"),
              PurePath(row["call"]["places"][0][0].rpartition(" ")[0]).name)
             for row in rows
         ],
@@ -49,15 +49,15 @@ def document(seen: Mapping[str, Any], file: str, code: int) -> doc.Document:
         notes.append(f"some were made by child processes: {children}")
     if seen["stopped"]:
         notes.append(f"stopped {seen['stopped']}, as asked")
-    cases = len(seen["cases"])
+    cases, words = len(seen["cases"]), "{cases} in {file}"
+    if total_us:
+        words += "; the forward passes took {time}, {share} of the program's {wall}"
     return doc.Document(
         kind="capture", exit_code=code,
         conclusion=doc.Finding(
             sign="none", verdict=counted(seen["calls"], "call"), subject="attention",
             reason=doc.sentence(
-                f"{counted(cases, 'case')} in {{file}}; the forward passes took {{time}},"
-                " {share} of the program's {wall}",
-                file=file, time=doc.Value(total_us, "us"),
+                words, cases=counted(cases, "case"), file=file, time=doc.Value(total_us, "us"),
                 share=doc.Value(total_us / wall_s / 1e6, "share"), wall=doc.Value(wall_s, "s"),
             ),
         ),
