@@ -1,7 +1,8 @@
 """attnbench: benchmark and profile attention implementations.
 
 `attnbench.get(name)` calls an implementation on tensors, `attnbench.advise(...)` says which is best
-for your calls, `with attnbench.capture() as seen:` which calls your program makes,
+for your calls, `with attnbench.capture() as seen:` which calls your program makes, `with
+attnbench.use(advice):` calls what was advised for them,
 `attnbench.sweep(...)` measures and gives a DataFrame, `attnbench.load(run)` that of
 a stored run, `attnbench.report(run)` says what it shows. Each loads what it needs when called.
 """
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 
     from attnbench.api.direct import get
     from attnbench.capturing import capture
+    from attnbench.dispatch import use
     from attnbench.report.shown import Shown
 
-__all__ = ["__version__", "advise", "capture", "get", "load", "report", "sweep"]
+__all__ = ["__version__", "advise", "capture", "get", "load", "report", "sweep", "use"]
 _NO_SETTINGS = ("files", "replace", "root", "other_root", "python", "lent", "model")
 if not TYPE_CHECKING:
 
@@ -36,6 +38,8 @@ if not TYPE_CHECKING:
             return import_module("attnbench.api.direct").get
         if name == "capture":  # with torch
             return import_module("attnbench.capturing").capture
+        if name == "use":  # with torch
+            return import_module("attnbench.dispatch").use
         raise AttributeError(f"attnbench has no {name!r}; it has: {', '.join(__all__)}", name=name)
 
 

@@ -44,6 +44,10 @@ class StoreError(UsageError):
     """A run folder that cannot be written, is taken, does not exist or is not one of ours."""
 
 
+class DispatchError(AttnbenchError):
+    """An implementation that `attnbench.use` called for a case raised, or was wrong."""
+
+
 class WorkerError(AttnbenchError):
     """A worker process could not do what the runner needs before any cell can be measured."""
 

@@ -194,6 +194,7 @@ LEFT_OUT = {
         attnbench gate --impl new.py --against old.py
         attnbench capture -- python my_model.py
         attnbench advise -- python my_model.py --batch 8
+        attnbench use latest -- python my_model.py
         attnbench advise --seq-lens 512,2048 --masks causal --impl mine.py""",
     "a commit, or another environment": """
         attnbench gate
@@ -206,6 +207,7 @@ LEFT_OUT = {
         attnbench verify --sweep""",
     "an argument: the command's name alone": """
         attnbench capture
+        attnbench use
         attnbench compare
         attnbench history
         attnbench merge

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from attnbench.analysis.pairs import cell_times, core_times, decided, ratio_of, step_times
-from attnbench.analysis.table import Ratio, time_ratio
+from attnbench.analysis.table import Ratio, load, time_ratio
 from attnbench.analysis.times import time_us
 from attnbench.base.stats import CLOSE, median
 from attnbench.schema.case import Case
@@ -110,6 +110,12 @@ def advices(run: Run, frame: pd.DataFrame, asked: Steps | None = None) -> list[A
             more: Any = {"uneven": tuple(map(str, faster)), "untried": dropped.count("budget")}
             found.append(replace(advice, **more))
     return found[::-1]
+
+
+def picks(run: Run) -> list[tuple[Case, str]]:
+    """Each case of a run with the name of what is advised for it."""
+    found = advices(run, load(run, DEFAULT))
+    return [(advice.case, str(advice.pick["impl"])) for advice in found]
 
 
 def _one(

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import CellType, FrameType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -27,7 +27,19 @@ from attnbench.capturing.calls import Seen
 from attnbench.capturing.compiled import Backend
 from attnbench.capturing.imports import Finder
 
+
+class Answer(Protocol):
+    """What may answer a call in the place of torch's function, and is told of all others."""
+
+    def answer(self, original: Any, outer: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """The result of a call of SDPA: of `original`, or its own."""
+
+    def missed(self, what: str) -> None:
+        """A call of attention was left to the program: as `compiled`, or by its name."""
+
+
 _ACTIVE: list[Seen] = []
+ANSWERS: list[Answer] = []
 _LOCK = threading.RLock()
 
 
@@ -70,11 +82,21 @@ class Hook:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the original, and count the call."""
-        if torch.compiler.is_compiling() or not _ACTIVE or _here.busy:
+        if torch.compiler.is_compiling():
+            _compiled()
+            return self.original(*args, **kwargs)
+        if not (_ACTIVE or ANSWERS) or _here.busy:
             return self.original(*args, **kwargs)
         inside = self.__name__ == "multi_head_attention_forward"
         new = _Outer("MultiheadAttention") if inside else None
         return _counted(self.original, self.describe, args, kwargs, new)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _compiled() -> None:
+    """Say that a compiler takes a call. It runs this once, and leaves no trace of it in a graph."""
+    for answers in ANSWERS:
+        answers.missed("compiled")
 
 
 def _counted(
@@ -90,11 +112,15 @@ def _counted(
         _here.busy = True
         if outer is not None:
             outer.inner += 1
+    called = original
+    if ANSWERS and describe is describing.sdpa:
+        for answers in tuple(ANSWERS):  # the innermost is asked first
+            called = functools.partial(answers.answer, called, outer)
     began_s = time.perf_counter()
     out = stopped = None
     try:
         with _around():
-            out = original(*args, **kwargs)
+            out = called(*args, **kwargs)
     except Exception as err:
         if type(err).__name__ != "_StopRecomputationError":
             raise
@@ -102,7 +128,10 @@ def _counted(
     finally:
         _here.busy, _here.outer = False, outer
     if inside is None or not inside.inner:
-        _record(describe, args, kwargs, out, time.perf_counter() - began_s, inside or outer)
+        if _ACTIVE:
+            _record(describe, args, kwargs, out, time.perf_counter() - began_s, inside or outer)
+        for answers in ANSWERS if describe is not describing.sdpa else ():
+            answers.missed(inside.op if inside else "a fast path of torch")
     if stopped is not None:
         raise stopped
     return out
@@ -155,10 +184,10 @@ _TARGETS: tuple[tuple[ModuleType, str, describing.Describe], ...] = (
 _hooks: list[Hook] = []
 
 
-def start(seen: Seen) -> None:
-    """Count the calls of all threads in `seen` from now on."""
+def start(one: Any, active: list[Any] = _ACTIVE) -> None:
+    """Count the calls of all threads in `one` from now on; of `ANSWERS` it may answer them."""
     with _LOCK:
-        if not _ACTIVE:
+        if not (_ACTIVE or ANSWERS):
             if not _hooks:
                 _hooks.extend(Hook(*target) for target in _TARGETS)
                 builtins = importlib.import_module("torch.jit._builtins")
@@ -168,15 +197,15 @@ def start(seen: Seen) -> None:
             sys.meta_path.insert(0, _FINDER)
             for name in ADAPTED.keys() & sys.modules.keys():
                 ADAPTED[name](sys.modules[name])
-        _ACTIVE.append(seen)
+        active.append(one)
 
 
-def stop(seen: Seen) -> None:
-    """Count no more; with the last capture every name has its function again."""
+def stop(one: Any, active: list[Any] = _ACTIVE) -> None:
+    """Count, or answer, no more; with the last of all every name has its function again."""
     with _LOCK:
-        _ACTIVE.remove(seen)
-        seen.ended_s = time.perf_counter()
-        if not _ACTIVE:
+        active.remove(one)
+        one.ended_s = time.perf_counter()
+        if not (_ACTIVE or ANSWERS):
             sys.meta_path.remove(_FINDER)
             for eval_frame, lookup in _found_by:
                 eval_frame.lookup_backend = lookup
@@ -220,7 +249,8 @@ def _wrap_registry(module: Any) -> None:
     @functools.wraps(original)
     def looked_up(*args: Any, **kwargs: Any) -> Any:
         function = original(*args, **kwargs)
-        return function if torch.compiler.is_compiling() or not _ACTIVE else _wrapped(function)
+        idle = torch.compiler.is_compiling() or not (_ACTIVE or ANSWERS)
+        return function if idle else _wrapped(function)
 
     _registry.append((interface, name, vars(interface).get(name)))
     setattr(interface, name, looked_up)
@@ -265,7 +295,7 @@ def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def attention(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not _ACTIVE:
+        if torch.compiler.is_compiling() or not (_ACTIVE or ANSWERS):
             return function(*args, **kwargs)
         named = (kwargs[name] for name in ("query", "key", "value") if name in kwargs)
         q, k, v = (*args[1:4], *named)

@@ -112,13 +112,17 @@ def _candidates(
 
 
 class Fingerprints:
-    """What tells masks apart: their content, read once of a tensor that is not written to."""
+    """What tells masks apart: their content, read once of a tensor that is not written to.
 
-    def __init__(self) -> None:
+    Of large masks up to 64 rows are read, or `every` row.
+    """
+
+    def __init__(self, *, every: bool = False) -> None:
+        self._every = every
         self._of: dict[tuple[Any, ...], tuple[weakref.ref[torch.Tensor], int]] = {}
 
     def of(self, mask: Any) -> Any:
-        """A key that masks of equal content share, of large ones in up to 64 rows."""
+        """A key that masks of equal content share."""
         if not isinstance(mask, torch.Tensor):
             return type(mask).__name__
         if mask.is_cuda and torch.cuda.is_current_stream_capturing():
@@ -131,7 +135,7 @@ class Fingerprints:
             return kept[1]
         if len(self._of) > 256:
             self._of.clear()
-        if mask.nbytes > _READ_BYTES and mask.dim() > 1:
+        if mask.nbytes > _READ_BYTES and mask.dim() > 1 and not self._every:
             mask = mask[..., :: -(-mask.shape[-2] // _ROWS), :]
         rows = mask.detach().cpu().contiguous()
         key = hash((rows.shape, rows.dtype, rows.view(torch.uint8).numpy().tobytes()))

@@ -24,16 +24,17 @@ from attnbench.errors import UsageError
 _OF_A_RUN = ("run", "output", "format_", "as_json", "quiet")
 
 
-class _WithProgram(click.Command):
+class WithProgram(click.Command):
     """What stands behind `--` is a program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the program in `ctx.meta`, and parse what stands before it."""
         place = args.index("--") if "--" in args else len(args)
         ctx.meta["program"] = tuple(args[place + 1 :])
         return super().parse_args(ctx, args[:place])
 
 
-@click.command(cls=_WithProgram, options_metavar="[OPTIONS] [RUN | -- PROGRAM ARGS]")
+@click.command(cls=WithProgram, options_metavar="[OPTIONS] [RUN | -- PROGRAM ARGS]")
 @click.argument("run", type=RUN, required=False, metavar="")
 @command_options(
     "advise",

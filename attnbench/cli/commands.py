@@ -23,6 +23,7 @@ from attnbench.cli.options import OneLineError, silence
 from attnbench.cli.profile import profile
 from attnbench.cli.runs import compare, docs, export, history, list_, merge, report
 from attnbench.cli.sweep import sweep
+from attnbench.cli.use import use
 from attnbench.cli.verdicts import claims, verify
 from attnbench.errors import AttnbenchError, ExitCode, UnknownNameError
 from attnbench.planning.lookup import explained
@@ -106,7 +107,7 @@ def main() -> None:
 
 
 _ALL = (
-    list_, capture, advise, check, sweep, merge, report, export, verify, claims, compare, gate,
+    list_, capture, advise, use, check, sweep, merge, report, export, verify, claims, compare, gate,
     profile, history, doctor, docs,
 )  # fmt: skip
 for command in _ALL:

@@ -41,13 +41,37 @@ def run_program(
     Without `calls` no Python has read our hooks, or none has imported torch. With `verify` the
     program has no input and no output.
     """
-    before, streams = os.environ.get("PYTHONPATH"), subprocess.DEVNULL if verify else None
+    asked = {"verify": verify, "calls": calls, "seconds": seconds}
+    reports, code = _reports(program, "ATTNBENCH_CAPTURE", asked, quiet=verify)
+    return joined(reports), code
+
+
+def run_with(program: Sequence[str], asked: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """Run it with advice, as `attnbench.use` takes it; what `stats` of all processes says, added.
+
+    It is empty if no Python of the program imported torch, or has read our hooks.
+    """
+    reports, code = _reports(program, "ATTNBENCH_USE", asked)
+    reports = [report for report in reports if "hits" in report]
+    total: dict[str, Any] = {"check_s": sum(report["check_s"] for report in reports)}
+    for name in ("hits", "misses", "fallbacks"):
+        counts = Counter[str]()
+        for report in reports:
+            counts.update(report[name])
+        total[name] = dict(counts)
+    return total if reports else {}, code
+
+
+def _reports(
+    program: Sequence[str], variable: str, asked: Mapping[str, Any], *, quiet: bool = False
+) -> tuple[list[dict[str, Any]], int]:
+    """What each process with our hooks wrote, the program's own first, and the exit code."""
+    before, streams = os.environ.get("PYTHONPATH"), subprocess.DEVNULL if quiet else None
     with tempfile.TemporaryDirectory(prefix="attnbench-capture-") as folder:
-        asked = {"folder": folder, "root": str(_SITE.parents[2]), "verify": verify,
-                 "calls": calls, "seconds": seconds}  # fmt: skip
+        asked = {**asked, "folder": folder, "root": str(_SITE.parents[2])}
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join([str(_SITE), *([before] if before else [])]),
-            "ATTNBENCH_CAPTURE": json.dumps(asked),
+            variable: json.dumps(asked),
         }
         with subprocess.Popen(
             program, env=environment, stdin=streams, stdout=streams, stderr=streams
@@ -62,7 +86,7 @@ def run_program(
         main = [file for file in files if file.name == f"{process.pid}.json"]
         others = (file for file in files if file not in main)
         reports = [json.loads(file.read_text("utf-8")) for file in (*main, *others)]
-    return joined(reports), code if code >= 0 else 128 - code
+    return reports, code if code >= 0 else 128 - code
 
 
 def joined(reports: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Installs the hooks in the program of `attnbench capture`, as soon as it has imported torch.
+"""Installs the hooks in a program of `attnbench capture` or `use`, once it has imported torch.
 
 Its folder is first in PYTHONPATH, so that the children of the program have the hooks, too; each
 process writes a file of its own. The program's path is as it would be.
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 _BEGAN_S = time.perf_counter()
-_ASKED = json.loads(os.environ["ATTNBENCH_CAPTURE"])
+_ASKED = json.loads(os.environ.get("ATTNBENCH_USE") or os.environ["ATTNBENCH_CAPTURE"])
 _EVERY_S = 0.5  # a child that is killed loses no more
 _MAIN = os.environ.setdefault("ATTNBENCH_CAPTURE_MAIN", str(os.getpid())) == str(os.getpid())
 sys.path.remove(os.path.dirname(__file__))
@@ -31,17 +31,18 @@ def _start(_torch: Any) -> None:
     sys.path.append(_ASKED["root"])
     try:
         from attnbench.capturing import hooks
-        from attnbench.capturing.calls import Seen
+
+        seen, active = _advised() if "picks" in _ASKED else _captured()
     except ImportError as err:
         _write({"lacks": str(err)})
+        if "picks" in _ASKED:
+            sys.stderr.write(f"attnbench use: the program's Python cannot load it: {err}\n")
+            raise SystemExit(2) from err
         return
     finally:
         sys.path.remove(_ASKED["root"])
-    seen = Seen()
     more: Callable[[], dict[str, Any]] = dict
-    seen.most, seen.until_s = (_ASKED[key] or float("inf") for key in ("calls", "seconds"))
-    seen.began_s = _BEGAN_S
-    if _ASKED["verify"] and _MAIN:
+    if _ASKED.get("verify") and _MAIN:
         from attnbench.capturing.verifying import Watch
 
         more = Watch(os.path.join(_ASKED["folder"], "trace")).unseen
@@ -79,8 +80,33 @@ def _start(_torch: Any) -> None:
     if not _MAIN:
         seen.first = first
     os.register_at_fork(after_in_child=forked)
-    hooks.start(seen)
+    hooks.start(seen, active)
     atexit.register(report)
+
+
+def _captured() -> tuple[Any, list[Any]]:
+    from attnbench.capturing import calls, hooks
+
+    seen = calls.Seen()
+    seen.most, seen.until_s = (_ASKED[key] or float("inf") for key in ("calls", "seconds"))
+    seen.began_s = _BEGAN_S
+    return seen, hooks._ACTIVE
+
+
+def _advised() -> tuple[Any, list[Any]]:
+    """The advice of `attnbench use`. Where it cannot be used, the program does not run."""
+    from attnbench.capturing import hooks
+    from attnbench.dispatch import use
+    from attnbench.errors import AttnbenchError
+    from attnbench.schema.case import Case
+
+    options = {name: _ASKED[name] for name in ("files", "lenient", "dry")}
+    try:
+        advice = [(Case.from_json(case), name) for case, name in _ASKED["picks"]]
+        return use(advice, **options), hooks.ANSWERS
+    except AttnbenchError as err:
+        sys.stderr.write(f"attnbench use: {err}\n")
+        raise SystemExit(2) from err
 
 
 def _write(what: dict[str, Any]) -> None:
