@@ -48,7 +48,7 @@ build/mutation/installed:
 gate: .venv/installed
 	$(BIN)/attnbench gate $(if $(BASE),--base $(BASE)) $(if $(BUDGET),--budget $(BUDGET)) --advisory
 
-# One more run of the preset quick in the history under HISTORY, which is drawn again (a minute).
+# One more run of the preset quick in the history under HISTORY, which is drawn again (two minutes).
 HISTORY ?= results/history
 history: .venv/installed
 	$(BIN)/attnbench sweep --preset quick

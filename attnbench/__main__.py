@@ -12,17 +12,25 @@ NEEDED = (
 
 
 def main() -> None:
-    """Say in one line what this Python lacks, or run the command line."""
-    if lacking := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        print(
-            f"Error: {sys.executable} lacks {', '.join(lacking)}; install what is missing with"
-            f" `{sys.executable} -m pip install {' '.join(lacking)}`, or use another Python",
-            file=sys.stderr,
+    """Say in one line what this system or this Python lacks, or run the command line."""
+    if lacking := _missing("fcntl", "resource"):
+        why = f"attnbench needs Linux (WSL 2 on Windows): this Python has no {', '.join(lacking)}"
+    elif lacking := _missing(*NEEDED):
+        why = (
+            f"{sys.executable} lacks {', '.join(lacking)}; install what is missing with"
+            f" `{sys.executable} -m pip install {' '.join(lacking)}`, or use another Python"
         )
-        sys.exit(2)
-    from attnbench.cli.commands import main
+    else:
+        from attnbench.cli.commands import main
 
-    main(prog_name="attnbench")
+        main(prog_name="attnbench")
+        return
+    print(f"Error: {why}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _missing(*names: str) -> list[str]:
+    return [name for name in names if importlib.util.find_spec(name) is None]
 
 
 if __name__ == "__main__":

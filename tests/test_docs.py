@@ -1,6 +1,7 @@
 """What README and docs say is what the commands do, and what they show is in a committed run."""
 
 import ast
+import inspect
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -10,8 +11,10 @@ import click
 import pytest
 
 import attnbench
+from attnbench.analysis import notes
 from attnbench.analysis.failures import failures
 from attnbench.cli.commands import main
+from attnbench.errors import UsageError
 from attnbench.schema.case import Case
 from tests.conftest import parsed
 
@@ -132,6 +135,88 @@ def test_the_fields_of_a_case_stand_in_the_docs_with_their_types_and_values_they
         assert getattr(found, "text", found) == value
 
 
+def between(page: str, mark: str) -> str:
+    found: list[str] = re.findall(rf"<!-- {mark} -->\n(.*?)<!-- end -->", PAGES[page], re.S)
+    (block,) = found
+    return block
+
+
+def test_the_keys_of_the_gates_table_and_no_others_stand_in_the_docs(tmp_path):
+    from attnbench.cli.gate import read_table
+
+    table = re.findall(r"^\| (`.*?) \|", between("gate.md", "keys"), re.M)
+    keys = [key for row in table for key in re.findall("`(.+?)`", row)]
+    (tmp_path / "pyproject.toml").write_text("[tool.attnbench.gate]\nnot-a-key = 1\n")
+    with pytest.raises(UsageError, match="unknown key 'not-a-key'") as refused:
+        read_table(tmp_path)
+    known = re.split(", ", str(refused.value).rpartition("known: ")[2])
+    assert sorted(keys) == sorted({*known, "sweeps"})
+
+
+def test_the_formats_and_the_commands_of_the_exit_codes_are_those_of_the_program():
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.+?) \| (.+?) \|$", between("project.md", "exit codes"), re.M
+    )
+    assert {name for name, *_ in rows} == set(main.commands)
+    for name, codes, formats in rows:
+        options = [p for p in main.commands[name].params if "--format" in p.opts]
+        choices = [list(getattr(p.type, "choices", ())) for p in options]
+        assert choices == ([re.findall(r"\w+", formats.partition(" (")[0])] if options else []), (
+            name
+        )
+        says = set(re.findall(r"\bExits? (?:\w+ )*?(\d)", main.commands[name].help or ""))
+        assert says <= set(re.findall(r"\b\d\b", codes)), name
+
+
+def test_the_reasons_of_unsteady_rows_stand_in_the_docs():
+    source = (ROOT / "attnbench/analysis/notes.py").read_text()
+    serious = source.partition("def _serious")[2].partition("def _asides")[0]
+    codes = set(re.findall(r'yield \(?\s*"([a-z-]+)"', serious))
+    codes |= {"not-compiled"} | {name for name, _ in notes._KEPT.values()}
+    page = PAGES["method.md"].partition("| reason | what was seen |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", page, re.M)) == codes
+
+
+def test_the_caches_that_take_items_of_different_lengths_stand_in_the_docs():
+    from attnbench.theory.caches import CACHES
+
+    (names,) = re.findall(r"The caches (`.*?) take them", PAGES["decode.md"])
+    assert re.findall("`(.+?)`", names) == [name for name, x in CACHES.items() if x.ragged]
+
+
+def test_the_environment_variables_of_the_docs_are_read_by_the_program():
+    rows = re.findall(r"^\| `([A-Z_]+)` \|", PAGES["platforms.md"], re.M)
+    code = "\n".join(f.read_text("utf-8") for f in (ROOT / "attnbench").rglob("*.py"))
+    read = {*re.findall(r"environ[.\[](?:get\()?\"?([A-Z_]{2,})", code), "COLUMNS", "TMPDIR"}
+    assert rows
+    assert set(rows) - {"GITHUB_STEP_SUMMARY"} <= read
+
+
+def test_the_python_examples_parse_and_use_keywords_that_exist():
+    from attnbench.execution.process import Settings
+    from attnbench.schema.axes import KEYWORDS
+
+    calls = [
+        node
+        for block in blocks("python", PAGES["python.md"])
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.Call)
+    ]
+    words = {
+        "sweep": {*KEYWORDS, *inspect.signature(attnbench.sweep).parameters},
+        "advise": set(inspect.signature(attnbench.advise).parameters),
+        "load": set(inspect.signature(attnbench.load).parameters),
+    }
+    called = [c for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr in words]
+    assert len(called) > 8
+    for call in called:
+        given = {k.arg for k in call.keywords}
+        assert given <= words[call.func.attr], ast.unparse(call)  # type: ignore[attr-defined]
+        for k in call.keywords:
+            if k.arg == "settings":
+                assert set(ast.literal_eval(k.value)) <= set(Settings.__dataclass_fields__)
+
+
 def test_the_claims_in_the_docs_are_read(tmp_path):
     from attnbench.analysis.claims.statement import read
 
@@ -155,7 +240,9 @@ def test_the_kernels_of_the_docs_are_right_but_for_what_the_text_says(tmp_path):
 
     names, files = ("mine", "masked"), []
     for name in names:
-        (code,) = [x for x in blocks("python") if f'"{name}"' in x and "import" in x]
+        (code,) = [
+            x for x in blocks("python") if re.search(rf'@\w+\([^)]*?"{name}"', x) and "import" in x
+        ]
         files.append(tmp_path / f"{name}.py")
         files[-1].write_text(code)
     given = tuple(map(str, files))

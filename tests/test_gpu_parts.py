@@ -223,3 +223,10 @@ def test_a_python_without_the_dependencies_is_told_which(tmp_path):
     wanted = {re.split("[>=]", package)[0] for package in needed}
     wanted -= {"nvidia-ml-py", "pyarrow", "ruptures"}
     assert f"lacks {', '.join(sorted(wanted))};" in line
+
+
+def test_a_system_without_locks_gets_one_line_and_no_traceback():
+    code = "import sys; sys.modules['fcntl'] = None; from attnbench.__main__ import main; main()"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    says = "Error: attnbench needs Linux (WSL 2 on Windows): this Python has no fcntl\n"
+    assert (ended.returncode, ended.stderr) == (2, says)

@@ -186,6 +186,9 @@ LEFT_OUT = {
         make gpu OUT=dir
         . .venv/bin/activate
         pip install -e .
+        pip install -c constraints.txt .
+        pip install .
+        make clean
         attnbench advise results/gpu-h200
         attnbench history results/history""",
     "a file of the reader's": """
@@ -201,6 +204,9 @@ LEFT_OUT = {
         attnbench gate --base main --impl path/in/repo.py
         attnbench gate --python old-venv --python new-venv
         pytest --attnbench-gate main""",
+    "nothing: it removes what the others need": """
+        pip uninstall attnbench
+        rm -r ~/.cache/attnbench""",
     "two runs": """
         attnbench compare monday tuesday""",
     "minutes: no option makes it shorter": """
@@ -224,9 +230,10 @@ APPENDED = {
 
 
 def printed_commands() -> list[str]:
-    """The command lines in README and in docs/advise.md, in their order, each once."""
+    """The command lines in README and in pages of docs/, in their order, each once."""
     lines: list[str] = []
-    for page in ("README.md", "docs/advise.md"):
+    pages = ("advise", "platforms", "project", "troubleshooting")
+    for page in ("README.md", *(f"docs/{name}.md" for name in pages)):
         text = (ROOT / page).read_text(encoding="utf-8")
         for block, inline in re.findall(r"```sh\n(.*?)```|```.*?```|`([^`]+)`", text, re.S):
             lines += [line.split(" #")[0].strip() for line in block.splitlines()]

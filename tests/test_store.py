@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from attnbench.base.files import cache_folder
-from attnbench.base.jsontext import sealed
+from attnbench.base.jsontext import sealed, unsealed
 from attnbench.errors import StoreError
 from attnbench.schema.case import Case
 from attnbench.schema.record import Cell, Record, Sample
 from attnbench.store.folder import GATE, SWEEP, RunFolder
 from attnbench.store.runs import load_run, new_run
+from tests import synthetic
 
 
 def record(n: int = 64, impl: str = "naive") -> Record:
@@ -103,6 +104,14 @@ def test_a_record_with_numbers_that_cannot_be_is_refused(part, change):
     del row["checksum"]
     with pytest.raises(StoreError, match="not an attnbench record"):
         Record.from_line(sealed(json.dumps(row)))
+
+
+def test_a_run_of_another_schema_is_named_as_that_and_not_as_damaged(tmp_path):
+    run = synthetic.write_named(tmp_path, "one")
+    info = json.loads(unsealed((run / "run.json").read_bytes())) | {"schema": 2}
+    (run / "run.json").write_text(sealed(json.dumps(info)))
+    with pytest.raises(StoreError, match=r"run.json has schema 2; this version reads \d+: measure"):
+        load_run(run)
 
 
 def test_two_sweeps_never_write_to_one_run(writer):

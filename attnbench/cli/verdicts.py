@@ -90,7 +90,7 @@ def claims(
 ) -> None:
     """Check claims, such as a paper's table, against a run.
 
-    RUN is a folder, a name, `latest` or `previous`. Without --file the claims are those of five
+    RUN is a folder, a name, `latest` or `previous`. Without --file the claims are those of four
     lecture notes on attention. A claim is a few lines of TOML:
 
     \b

@@ -205,9 +205,11 @@ def load_info(path: Path) -> dict[str, Any]:
         raise StoreError(f"{path} is not a run: no {INFO}")
     with files.reading(file, ", or not from attnbench", "; restore it, or measure again"):
         info = decode(unsealed(files.read(file)), dict[str, Any])
-        if (found := info.get("schema")) != SCHEMA:
-            reads = f"this version reads {SCHEMA}: measure again"
-            raise StoreError(f"{file} has schema {found!r:.20}; {reads}")
-        if not (isinstance(info.get("run_id"), str) and isinstance(info.get("planned"), str)):
-            raise ValueError("it has no run_id, or no checksum of a plan")
+        found = info.get("schema")
+        names = isinstance(info.get("run_id"), str) and isinstance(info.get("planned"), str)
+        if not isinstance(found, int) or (found == SCHEMA and not names):
+            raise ValueError("it has no schema, run_id, or checksum of a plan")
+    if found != SCHEMA:
+        reads = f"this version reads {SCHEMA}: measure again"
+        raise StoreError(f"{file} has schema {found}; {reads}")
     return info
