@@ -520,7 +520,7 @@ from attnbench import advise, load, sweep
 heavy = {"torch", "numpy", "scipy", "pandas", "matplotlib", "click", "psutil"} & set(sys.modules)
 print(dir(attnbench), sorted(heavy), attnbench.get.__module__)
 """
-    names = ["__version__", "advise", "capture", "get", "load", "report", "sweep"]
+    names = ["__version__", "advise", "capture", "get", "load", "report", "sweep", "use"]
     ended = run_script(script)
     assert ended.stdout == f"{names} [] attnbench.api.direct\n", ended.stderr
 
