@@ -194,11 +194,13 @@ def _shares(run: Run, each: Advice) -> tuple[bool, list[doc.Words]]:
     values = {n: doc.Value(us / sum(parts_us.values()), "share") for n, us in parts_us.items()}
     values |= {"attention": doc.Value(share[0], "share", *share[1:])}
     whole = "what was timed of the step" if "not timed" in note else "the step"
-    text = f"With {DEFAULT} attention is {{attention}} [{{attention.interval}}] of {whole} ("
+    within = " [{attention.interval}]" * (share[1] is not None)
+    text = f"With {DEFAULT} attention is {{attention}}{within} of {whole} ("
     text += ", ".join(f"{name} {{{name}}}" for name, us in [*parts_us.items()][1:] if us) + ")"
     if each.verdict in ("switch", "likely"):
-        values["saved"] = _saved(share, each.regret)
-        text += "; the change saves {saved} [{saved.interval}] of it"
+        saved = values["saved"] = _saved(share, each.regret)
+        text += "; the change saves {saved}" + " [{saved.interval}]" * (saved.low is not None)
+        text += " of it"
     text += f". Norms and residuals are left out{f'; {note}' * bool(note)}."
     small = (share[0] or 1.0) < SMALL
     lead = "Attention is {attention} of this step: nothing you choose here saves more than that."
