@@ -15,7 +15,7 @@ from tests.conftest import SLOW
 ROOT = Path(__file__).resolve().parents[1]
 SLACK = 200  # lines a limit may stand above what there is
 LIMITS = {  # folders, kinds of files: lines, files
-    ("attnbench impls", ".py"): (45_317, 266),
+    ("attnbench impls", ".py"): (45_319, 266),
     ("tests", ".py .toml .sh"): (30_569, 164),
 }
 

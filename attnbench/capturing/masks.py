@@ -15,7 +15,7 @@ import torch
 from attnbench.errors import UsageError
 from attnbench.schema.mask import parse_mask
 
-_BLOCKED = -9999.0  # additive masks write -inf, the least finite number, or -10000
+BLOCKED = -9999.0  # additive masks write -inf, the least finite number, or -10000
 _ROWS = 64
 _READ_BYTES = 1 << 16
 
@@ -46,9 +46,9 @@ def classify(mask: torch.Tensor, queries: int, keys: int) -> Found:
     chosen += sorted(random.Random(queries).sample(range(queries), min(_ROWS, queries)))
     rows = wide[:, :, chosen].detach().cpu()
     if rows.dtype is not torch.bool:
-        if not ((rows == 0) | (rows < _BLOCKED)).all():
+        if not ((rows == 0) | (rows < BLOCKED)).all():
             return Found("full", keys, "a bias")
-        rows = rows > _BLOCKED
+        rows = rows > BLOCKED
     problem = f"a mask with {rows[:, :, _ROWS:].float().mean():.1%} of pairs"  # of random rows
     if (rows != rows[:, :1]).any():
         return Found("full", keys, f"{problem} that differs between heads")
@@ -104,7 +104,7 @@ def _candidates(
     yield padding(lengths, causal=True), keys
     if queries == keys:  # where a document begins, its first query does not see the key before
         before = wide[0, 0].diagonal(-1)
-        blocked = ~before if before.dtype is torch.bool else before < _BLOCKED
+        blocked = ~before if before.dtype is torch.bool else before < BLOCKED
         starts = [0, *(blocked.nonzero()[:, 0] + 1).tolist(), keys]
         text = "+".join(str(b - a) for a, b in pairwise(starts))
         yield f"document:{text}", keys

@@ -46,11 +46,11 @@ def advise(**options: Any) -> None:
     """Say which attention is best for your calls.
 
     The calls are those of --model, of --case, of the axes, or of a program, which is run first:
-    `attnbench advise -- python my_model.py`. sdpa is called first, then all others
-    that support the call: what takes more than 3 times as long is dropped, the rest is checked and
-    timed within --budget. The calls that a step spends most in come first. With RUN, a folder, a
-    name, `latest` or `previous`, nothing is measured. If a stored run of this machine tried all
-    that is asked, it is used; --budget measures again.
+    `attnbench advise -- python my_model.py`. sdpa is called first, then all others that support the
+    call: what takes more than 3 times as long is dropped, the rest is checked and timed within
+    --budget. The calls that a step spends most in come first. With RUN, a folder, a name, `latest`
+    or `previous`, nothing is measured. If a stored run of this machine tried all that is asked, it
+    is used; --budget measures again.
 
     For each call: the best implementation, what the default (sdpa) costs beside it, with an
     interval, the memory of both, and the line of torch or transformers to change. Exits 1 if sdpa

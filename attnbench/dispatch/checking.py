@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from attnbench.api import AttentionCall, Implementation, dense_mask
+from attnbench.capturing.masks import BLOCKED
 from attnbench.schema.case import Case
 from attnbench.worker.drawn import Affordable, draw_part, drawn_truth
 from attnbench.worker.inputs import Draw
@@ -23,7 +24,7 @@ def mask_differs(case: Case, mask: torch.Tensor, keys: int) -> str | None:
 
     Keys past those of the case must be hidden from all.
     """
-    admitted = mask if mask.dtype is torch.bool else mask > -9999.0
+    admitted = mask if mask.dtype is torch.bool else mask > BLOCKED
     admitted = admitted.expand(*admitted.shape[:-1], keys)
     wanted = dense_mask(case.mask, case.seq_len, case.kv_len, str(mask.device), batch=case.batch)
     if admitted[..., case.kv_len :].any():

@@ -85,9 +85,10 @@ def of_program(
     begin = time.perf_counter()
     seen, code = run_program(program)
     if not seen.get("cases"):
-        lacking = {x for row in seen.get("left_out", ()) for x in row["problems"]}
-        why = f"no case has what it called: {', '.join(sorted(lacking)) or 'see attnbench capture'}"
-        why = why if seen.get("calls") else why_nothing(seen, program)
+        why = why_nothing(seen, program)
+        if seen.get("calls"):
+            lacking = sorted({x for row in seen["left_out"] for x in row["problems"]})
+            why = f"no case has what it called: {', '.join(lacking) or 'see attnbench capture'}"
         raise UsageError(f"nothing to advise on: {why}; the program exited with {code}")
     left_s = max(budget_s / 2, budget_s - (time.perf_counter() - begin))
     with tempfile.TemporaryDirectory() as folder:

@@ -44,8 +44,8 @@ class Policy:
     | a death at no cell, for the first time          | the rest is tried once more               |
     | any other death                                 | those it was at, or all that are left     |
 
-    In a race nothing is tried again. Who ended `deaths_each` workers is not tried any further.
-    `suspected` says of who was tried again what had happened before.
+    In a race nothing is tried again. An implementation that ended `deaths_each` workers is not
+    tried any further. `suspected` has what happened before to each cell that is tried again.
     """
 
     open: dict[Key, None]
@@ -60,7 +60,7 @@ class Policy:
     _may_retry: bool = True
 
     def __post_init__(self) -> None:
-        """Who failed in an earlier run is tried apart from the others."""
+        """What failed in an earlier run is tried alone."""
         self._alone = [[key] for key in self.open if key in self.suspected]
 
     @property

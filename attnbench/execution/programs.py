@@ -38,8 +38,8 @@ def run_program(
 ) -> tuple[dict[str, Any], int]:  # fmt: skip
     """What was seen, as `capturing.calls.Seen.report` has it, of all processes; and the exit code.
 
-    Without `calls` no Python has read our hooks, or none has imported torch. With `verify` the
-    program has no input and no output.
+    `calls` and `seconds` end the program early. With `verify` it has no input and no output. A
+    report that lacks the key "calls" means that no Python read our hooks, or none imported torch.
     """
     asked = {"verify": verify, "calls": calls, "seconds": seconds}
     reports, code = _reports(program, "ATTNBENCH_CAPTURE", asked, quiet=verify)

@@ -1,7 +1,7 @@
 """Installs the hooks in a program of `attnbench capture` or `use`, once it has imported torch.
 
 Its folder is first in PYTHONPATH, so that the children of the program have the hooks, too; each
-process writes a file of its own. The program's path is as it would be.
+process writes a file of its own. sys.path stays as the program would have it.
 """
 
 from __future__ import annotations
